@@ -1,0 +1,25 @@
+# The same commands as in the README, shorter. They need nothing but Python >= 3.11 and pip.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: test check slow bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+
+slow: .venv/ready
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/ready
+	$(BIN)/python -m pbrl.bench
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
