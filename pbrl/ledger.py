@@ -1,0 +1,312 @@
+"""The query budget: the only way from an agent to trajectories and to the teacher. It counts, and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from oracles.oracle import Answers, Impressions, Oracle, Reason
+from pbrl.preference_log import PreferenceLog
+from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences, Trajectories
+
+
+class Refused(ValueError):
+    """The budget does not cover what was asked, or it makes no sense. Nothing was charged."""
+
+
+class Simulator(Protocol):
+    """What the ledger needs of the simulator."""
+
+    def collect(
+        self,
+        policy: Any,
+        parameters: Float32,
+        assignment: Int64,
+        *,
+        iteration: int,
+        first_trajectory: int,
+        mean_actions: bool,
+        common_start: bool,
+        keep: Collection[str],
+    ) -> Trajectories:
+        """N trajectories, the n-th by the policy with parameters [assignment[n]]."""
+
+
+class Budget:
+    """One iteration's budget, as an agent receives it."""
+
+    def __init__(self, ledger: Ledger, iteration: int) -> None:
+        self._ledger = ledger
+        self.iteration = iteration
+
+    @property
+    def trajectories_left(self) -> int:
+        """How many trajectories can still be collected in this iteration."""
+        return self._ledger.trajectories_left
+
+    @property
+    def pairs_left(self) -> int:
+        """How many pairs can still be compared in this iteration."""
+        return self._ledger.pairs_left
+
+    def collect(
+        self,
+        policy: Any,
+        parameters: Float32,  # [K, d]
+        assignment: Int64,  # [N] which of the K acts in each trajectory
+        *,
+        mean_actions: bool,
+        common_start: bool,
+        keep: Collection[str],
+    ) -> Behaviour:
+        """Collect N trajectories and pay for them."""
+        how = {"mean_actions": mean_actions, "common_start": common_start, "keep": keep}
+        return self._ledger._collect(self, policy, parameters, assignment, **how)
+
+
+class Ledger:
+    """Counts what a run has asked for, and keeps the true rewards between the simulator and the oracle.
+
+    An iteration is any sequence of collections and comparisons within its budget.
+    """
+
+    def __init__(
+        self,
+        *,
+        simulator: Simulator,
+        oracle: Oracle,
+        trajectories_per_iteration: int,
+        pairs_per_iteration: int,
+        preference_log: PreferenceLog | None = None,
+    ) -> None:
+        for name, value in (
+            ("trajectories_per_iteration", trajectories_per_iteration),
+            ("pairs_per_iteration", pairs_per_iteration),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.simulator = simulator
+        self.oracle = oracle
+        self.trajectories_per_iteration = trajectories_per_iteration
+        self.pairs_per_iteration = pairs_per_iteration
+        self.preference_log = preference_log
+        self._counts = dict.fromkeys(
+            (
+                "trajectories",
+                "env_steps",
+                "pairs_asked",
+                "pairs_answered",
+                "pairs_skipped",
+                "pairs_equal",
+                "bits",
+            ),
+            0,
+        )
+        self._iteration = -1
+        self._budget: Budget | None = None
+        # Of this iteration: what agents hold, with the rewards that belong to it.
+        self._collections: list[tuple[Behaviour, Float64]] = []
+        self._answers: list[Answers] = []
+
+    def open_iteration(self, iteration: int) -> Budget:
+        """A fresh budget; the one before it is void."""
+        if iteration <= self._iteration:
+            raise Refused(
+                f"iteration {iteration} has had its budget: the last one opened was {self._iteration}"
+            )
+        self._iteration = iteration
+        self._collections, self._answers = [], []
+        self._budget = Budget(self, iteration)
+        return self._budget
+
+    @property
+    def trajectories_left(self) -> int:
+        """How many trajectories can still be collected in this iteration."""
+        return self.trajectories_per_iteration - sum(len(behaviour) for behaviour, _ in self._collections)
+
+    @property
+    def pairs_left(self) -> int:
+        """How many pairs can still be compared in this iteration."""
+        return self.pairs_per_iteration - sum(len(answers) for answers in self._answers)
+
+    def _collect(
+        self, budget: Budget, policy: Any, parameters: Float32, assignment: Int64, **how: Any
+    ) -> Behaviour:
+        if budget is not self._budget:
+            raise Refused(f"the budget of iteration {budget.iteration} is void: it is over")
+        assignment = np.asarray(assignment)
+        if assignment.ndim != 1 or len(assignment) == 0 or assignment.dtype.kind not in "iu":
+            raise Refused(
+                f"the assignment must be policy indices [N], N >= 1, not {assignment.dtype} {assignment.shape}"
+            )
+        if assignment.min() < 0 or assignment.max() >= len(parameters):
+            raise Refused(
+                f"the assignment must be in 0 .. {len(parameters) - 1}, the policies given, "
+                f"not {assignment.min()} .. {assignment.max()}"
+            )
+        if len(assignment) > self.trajectories_left:
+            raise Refused(
+                f"asked for {len(assignment)} trajectories with {self.trajectories_left} left "
+                f"of {self.trajectories_per_iteration} in iteration {self._iteration}"
+            )
+        collected = self.trajectories_per_iteration - self.trajectories_left
+        trajectories = self.simulator.collect(
+            policy, parameters, assignment, iteration=self._iteration, first_trajectory=collected, **how
+        )
+        behaviour = trajectories.without_rewards()
+        self._collections.append((behaviour, trajectories.task_rewards))
+        self._counts["trajectories"] += len(trajectories)
+        self._counts["env_steps"] += int(trajectories.lengths.sum())
+        return behaviour
+
+    def compare(self, pairs: Pairs) -> Preferences:
+        """Put the pairs to the oracle, and charge them."""
+        first_trajectory, rewards = self._paid_for(pairs.behaviour)
+        if len(pairs) > self.pairs_left:
+            raise Refused(
+                f"asked about {len(pairs)} pairs with {self.pairs_left} left "
+                f"of {self.pairs_per_iteration} in iteration {self._iteration}"
+            )
+        if pairs.experts < 1:
+            raise Refused(f"experts must be at least 1, not {pairs.experts}")
+        first, second = self._clips(pairs, rewards)
+        every_return = np.concatenate([each.sum(axis=1) for _, each in self._collections])
+        question = {
+            "mean_return": float(every_return.mean()),
+            "episode_steps": rewards.shape[1],
+            "experts": pairs.experts,
+        }
+        answers = self.oracle.compare(first, second, **question)
+        self._charge(answers)
+        if self.preference_log is not None:
+            self.preference_log.append(
+                answers,
+                iteration=self._iteration,
+                first=first_trajectory + pairs.first,
+                second=first_trajectory + pairs.second,
+                first_step=0 if pairs.first_step is None else pairs.first_step,
+                second_step=0 if pairs.second_step is None else pairs.second_step,
+                clip_steps=first.steps,
+                **question,
+            )
+        return answers.preferences
+
+    def _paid_for(self, asked: Behaviour) -> tuple[int, Float64]:
+        """The number of a collection's first trajectory in the iteration, and its true rewards."""
+        first_trajectory = 0
+        for behaviour, rewards in self._collections:
+            if behaviour is asked:
+                return first_trajectory, rewards
+            first_trajectory += len(behaviour)
+        raise Refused(f"asked about trajectories that iteration {self._iteration} did not pay for")
+
+    def _clips(self, pairs: Pairs, rewards: Float64) -> tuple[Impressions, Impressions]:
+        """What the oracle sees of each pair's two clips. A whole trajectory is watched once."""
+        trajectories, steps = rewards.shape
+        _check_rows("first", pairs.first, len(pairs), trajectories)
+        _check_rows("second", pairs.second, len(pairs), trajectories)
+        if pairs.first_step is None and pairs.second_step is None and pairs.clip_steps is None:
+            seen = self.oracle.watch(rewards)
+            return seen[pairs.first], seen[pairs.second]
+        if pairs.first_step is None or pairs.second_step is None or pairs.clip_steps is None:
+            raise Refused(
+                "clips need first_step, second_step and clip_steps; whole trajectories none of them"
+            )
+        if not 1 <= pairs.clip_steps <= steps:
+            raise Refused(
+                f"clip_steps must be in 1 .. {steps}, the trajectory's steps, not {pairs.clip_steps}"
+            )
+        starts = steps - pairs.clip_steps + 1
+        _check_rows("first_step", pairs.first_step, len(pairs), starts)
+        _check_rows("second_step", pairs.second_step, len(pairs), starts)
+        offsets = np.arange(pairs.clip_steps)
+        return (
+            self.oracle.watch(rewards[pairs.first[:, None], pairs.first_step[:, None] + offsets]),
+            self.oracle.watch(rewards[pairs.second[:, None], pairs.second_step[:, None] + offsets]),
+        )
+
+    def _charge(self, answers: Answers) -> None:
+        self._answers.append(answers)
+        answered = answers.preferences.answered
+        self._counts["pairs_asked"] += len(answers)
+        self._counts["pairs_answered"] += int(answered.sum())
+        self._counts["pairs_skipped"] += int((~answered).sum())
+        self._counts["pairs_equal"] += int((answers.reason == Reason.EQUAL).sum())
+        self._counts["bits"] += int(answers.bits.sum())
+
+    def calibrate(
+        self, simulator: Simulator, policy: Any, parameters: Float32, *, trajectories: int, mean_actions: bool
+    ) -> None:
+        """Let an oracle whose temperature is solved for choose it on trajectories that nobody pays for.
+
+        `parameters` [d] are the current policy's. Other oracles need no calibration: nothing is collected.
+        """
+        if self.oracle.needs_calibration:
+            uncharged = simulator.collect(
+                policy,
+                parameters[None],
+                np.zeros(trajectories, dtype=np.int64),
+                iteration=self._iteration,
+                first_trajectory=0,
+                mean_actions=mean_actions,
+                common_start=False,
+                keep=(),
+            )
+            self.oracle.calibrate(uncharged.task_rewards)
+
+    def counts(self) -> dict[str, int]:
+        """What has been charged since the run began."""
+        return dict(self._counts)
+
+    def iteration_metrics(self) -> Metrics:
+        """How the iteration's trajectories and the teacher did in truth; what is undefined is left out."""
+        metrics: dict[str, float] = {}
+        if self._collections:
+            returns = np.concatenate([rewards.sum(axis=1) for _, rewards in self._collections])
+            metrics["return_mean"] = float(returns.mean())
+            metrics["return_std"] = float(returns.std())
+            metrics["diverged"] = float(sum(behaviour.diverged.sum() for behaviour, _ in self._collections))
+        if self._answers:
+            truth = np.concatenate([np.sign(each.second_sum - each.first_sum) for each in self._answers])
+            said = np.concatenate([np.sign(each.preferences.label - 0.5) for each in self._answers])
+            score = np.concatenate([each.preferences.score for each in self._answers])
+            answered = np.concatenate([each.preferences.answered for each in self._answers])
+            ordered = (truth != 0) & (said != 0)
+            if ordered.any():
+                metrics["teacher_error_rate"] = float((truth != said)[ordered].mean())
+            if answered.any():
+                metrics["teacher_confidence"] = float(np.abs(score[answered]).mean())
+            metrics["teacher_tau"] = self._answers[-1].tau
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue with the next iteration; the log is on disk up to here."""
+        return {
+            "iteration": self._iteration,
+            "counts": self.counts(),
+            "oracle": self.oracle.state_dict(),
+            "preference_log": self.preference_log and self.preference_log.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self._iteration = state["iteration"]
+        self._counts.update(state["counts"])
+        self.oracle.load_state_dict(state["oracle"])
+        if self.preference_log is not None and state["preference_log"] is not None:
+            self.preference_log.load_state_dict(state["preference_log"])
+        self._budget = None
+        self._collections, self._answers = [], []
+
+
+def _check_rows(name: str, rows: Int64, count: int, limit: int) -> None:
+    """Refuse what is not one index in 0 .. limit - 1 for each pair, and an empty question."""
+    rows = np.asarray(rows)
+    if rows.shape != (count,) or count == 0 or rows.dtype.kind not in "iu":
+        raise Refused(
+            f"{name} must be one integer for each of at least one pair, not {rows.dtype} {rows.shape}"
+        )
+    if rows.min() < 0 or rows.max() >= limit:
+        raise Refused(f"{name} must be in 0 .. {limit - 1}, not {rows.min()} .. {rows.max()}")
