@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pbrl.types import Float64, Int64, Preferences
+from pbrl.types import Bool, Float64, Int64, Preferences
 
 Vote = Literal["mean", "majority"]
 
@@ -52,6 +52,16 @@ class Answers:
 
     def __len__(self) -> int:
         return len(self.preferences)
+
+    @property
+    def decided(self) -> Bool:
+        """[P] where the label takes a side and the true sums have one: it is right or wrong."""
+        return (self.preferences.label != 0.5) & (self.first_sum != self.second_sum)
+
+    @property
+    def wrong(self) -> Bool:
+        """[P] where the label contradicts the order of the true sums."""
+        return self.decided & ((self.preferences.label == 1.0) != (self.second_sum > self.first_sum))
 
 
 class Oracle(Protocol):

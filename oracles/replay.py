@@ -64,13 +64,13 @@ class Replay:
         if not same.all():
             pair = int(np.flatnonzero(~same)[0])
             raise ValueError(
-                f"{where} has other clips: pair {pair} was one of {answers.first_sum[pair]} against "
-                f"{answers.second_sum[pair]}, here {first.undiscounted[pair]} against {second.undiscounted[pair]}"
+                f"{where} has other clips: pair {pair} sums to {answers.first_sum[pair]} and "
+                f"{answers.second_sum[pair]}, here {first.undiscounted[pair]} and {second.undiscounted[pair]}"
             )
         self.question += 1
         return answers
 
-    def calibrate(self, clips: Float64) -> float:
+    def calibrate(self, clips: Float64) -> float:  # noqa: ARG002
         """Refuse: what is in the log has its temperature."""
         raise RuntimeError(f"the answers in {self.log} are given: there is nothing to calibrate")
 

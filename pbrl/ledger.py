@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oracles.oracle import Answers, Impressions, Oracle, Reason
 from pbrl.preference_log import PreferenceLog
-from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences, Trajectories
+from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences
+
+if TYPE_CHECKING:  # anything with its `collect` will do
+    from pbrl.policy import GaussianPolicy
+    from pbrl.simulator import Simulator
 
 
-class Refused(ValueError):
+class BudgetError(ValueError):
     """The budget does not cover what was asked, or it makes no sense. Nothing was charged."""
-
-
-class Simulator(Protocol):
-    """What the ledger needs of the simulator."""
-
-    def collect(
-        self,
-        policy: Any,
-        parameters: Float32,
-        assignment: Int64,
-        *,
-        iteration: int,
-        first_trajectory: int,
-        mean_actions: bool,
-        common_start: bool,
-        keep: Collection[str],
-    ) -> Trajectories:
-        """N trajectories, the n-th by the policy with parameters [assignment[n]]."""
 
 
 class Budget:
@@ -53,7 +40,7 @@ class Budget:
 
     def collect(
         self,
-        policy: Any,
+        policy: GaussianPolicy,
         parameters: Float32,  # [K, d]
         assignment: Int64,  # [N] which of the K acts in each trajectory
         *,
@@ -92,18 +79,8 @@ class Ledger:
         self.trajectories_per_iteration = trajectories_per_iteration
         self.pairs_per_iteration = pairs_per_iteration
         self.preference_log = preference_log
-        self._counts = dict.fromkeys(
-            (
-                "trajectories",
-                "env_steps",
-                "pairs_asked",
-                "pairs_answered",
-                "pairs_skipped",
-                "pairs_equal",
-                "bits",
-            ),
-            0,
-        )
+        self._counts = Counter(trajectories=0, env_steps=0, pairs_asked=0, pairs_answered=0)
+        self._counts.update(pairs_skipped=0, pairs_equal=0, bits=0)
         self._iteration = -1
         self._budget: Budget | None = None
         # Of this iteration: what agents hold, with the rewards that belong to it.
@@ -113,9 +90,7 @@ class Ledger:
     def open_iteration(self, iteration: int) -> Budget:
         """A fresh budget; the one before it is void."""
         if iteration <= self._iteration:
-            raise Refused(
-                f"iteration {iteration} has had its budget: the last one opened was {self._iteration}"
-            )
+            raise BudgetError(f"iteration {iteration} has had its budget: {self._iteration} was the last")
         self._iteration = iteration
         self._collections, self._answers = [], []
         self._budget = Budget(self, iteration)
@@ -132,22 +107,22 @@ class Ledger:
         return self.pairs_per_iteration - sum(len(answers) for answers in self._answers)
 
     def _collect(
-        self, budget: Budget, policy: Any, parameters: Float32, assignment: Int64, **how: Any
+        self, budget: Budget, policy: GaussianPolicy, parameters: Float32, assignment: Int64, **how: Any
     ) -> Behaviour:
         if budget is not self._budget:
-            raise Refused(f"the budget of iteration {budget.iteration} is void: it is over")
+            raise BudgetError(f"the budget of iteration {budget.iteration} is void: it is over")
         assignment = np.asarray(assignment)
         if assignment.ndim != 1 or len(assignment) == 0 or assignment.dtype.kind not in "iu":
-            raise Refused(
-                f"the assignment must be policy indices [N], N >= 1, not {assignment.dtype} {assignment.shape}"
+            raise BudgetError(
+                f"the assignment must be N >= 1 policy numbers, not {assignment.dtype} {assignment.shape}"
             )
         if assignment.min() < 0 or assignment.max() >= len(parameters):
-            raise Refused(
+            raise BudgetError(
                 f"the assignment must be in 0 .. {len(parameters) - 1}, the policies given, "
                 f"not {assignment.min()} .. {assignment.max()}"
             )
         if len(assignment) > self.trajectories_left:
-            raise Refused(
+            raise BudgetError(
                 f"asked for {len(assignment)} trajectories with {self.trajectories_left} left "
                 f"of {self.trajectories_per_iteration} in iteration {self._iteration}"
             )
@@ -157,20 +132,19 @@ class Ledger:
         )
         behaviour = trajectories.without_rewards()
         self._collections.append((behaviour, trajectories.task_rewards))
-        self._counts["trajectories"] += len(trajectories)
-        self._counts["env_steps"] += int(trajectories.lengths.sum())
+        self._counts.update(trajectories=len(trajectories), env_steps=int(trajectories.lengths.sum()))
         return behaviour
 
     def compare(self, pairs: Pairs) -> Preferences:
         """Put the pairs to the oracle, and charge them."""
         first_trajectory, rewards = self._paid_for(pairs.behaviour)
         if len(pairs) > self.pairs_left:
-            raise Refused(
+            raise BudgetError(
                 f"asked about {len(pairs)} pairs with {self.pairs_left} left "
                 f"of {self.pairs_per_iteration} in iteration {self._iteration}"
             )
         if pairs.experts < 1:
-            raise Refused(f"experts must be at least 1, not {pairs.experts}")
+            raise BudgetError(f"experts must be at least 1, not {pairs.experts}")
         first, second = self._clips(pairs, rewards)
         every_return = np.concatenate([each.sum(axis=1) for _, each in self._collections])
         question = {
@@ -200,7 +174,7 @@ class Ledger:
             if behaviour is asked:
                 return first_trajectory, rewards
             first_trajectory += len(behaviour)
-        raise Refused(f"asked about trajectories that iteration {self._iteration} did not pay for")
+        raise BudgetError(f"asked about trajectories that iteration {self._iteration} did not pay for")
 
     def _clips(self, pairs: Pairs, rewards: Float64) -> tuple[Impressions, Impressions]:
         """What the oracle sees of each pair's two clips. A whole trajectory is watched once."""
@@ -211,11 +185,11 @@ class Ledger:
             seen = self.oracle.watch(rewards)
             return seen[pairs.first], seen[pairs.second]
         if pairs.first_step is None or pairs.second_step is None or pairs.clip_steps is None:
-            raise Refused(
+            raise BudgetError(
                 "clips need first_step, second_step and clip_steps; whole trajectories none of them"
             )
         if not 1 <= pairs.clip_steps <= steps:
-            raise Refused(
+            raise BudgetError(
                 f"clip_steps must be in 1 .. {steps}, the trajectory's steps, not {pairs.clip_steps}"
             )
         starts = steps - pairs.clip_steps + 1
@@ -229,15 +203,22 @@ class Ledger:
 
     def _charge(self, answers: Answers) -> None:
         self._answers.append(answers)
-        answered = answers.preferences.answered
-        self._counts["pairs_asked"] += len(answers)
-        self._counts["pairs_answered"] += int(answered.sum())
-        self._counts["pairs_skipped"] += int((~answered).sum())
-        self._counts["pairs_equal"] += int((answers.reason == Reason.EQUAL).sum())
-        self._counts["bits"] += int(answers.bits.sum())
+        self._counts.update(
+            pairs_asked=len(answers),
+            pairs_answered=int((answers.reason != Reason.SKIPPED).sum()),
+            pairs_skipped=int((answers.reason == Reason.SKIPPED).sum()),
+            pairs_equal=int((answers.reason == Reason.EQUAL).sum()),
+            bits=int(answers.bits.sum()),
+        )
 
     def calibrate(
-        self, simulator: Simulator, policy: Any, parameters: Float32, *, trajectories: int, mean_actions: bool
+        self,
+        simulator: Simulator,
+        policy: GaussianPolicy,
+        parameters: Float32,
+        *,
+        trajectories: int,
+        mean_actions: bool,
     ) -> None:
         """Let an oracle whose temperature is solved for choose it on trajectories that nobody pays for.
 
@@ -269,16 +250,16 @@ class Ledger:
             metrics["return_std"] = float(returns.std())
             metrics["diverged"] = float(sum(behaviour.diverged.sum() for behaviour, _ in self._collections))
         if self._answers:
-            truth = np.concatenate([np.sign(each.second_sum - each.first_sum) for each in self._answers])
-            said = np.concatenate([np.sign(each.preferences.label - 0.5) for each in self._answers])
-            score = np.concatenate([each.preferences.score for each in self._answers])
-            answered = np.concatenate([each.preferences.answered for each in self._answers])
-            ordered = (truth != 0) & (said != 0)
-            if ordered.any():
-                metrics["teacher_error_rate"] = float((truth != said)[ordered].mean())
-            if answered.any():
-                metrics["teacher_confidence"] = float(np.abs(score[answered]).mean())
             metrics["teacher_tau"] = self._answers[-1].tau
+        if decided := sum(answers.decided.sum() for answers in self._answers):
+            metrics["teacher_error_rate"] = float(
+                sum(answers.wrong.sum() for answers in self._answers) / decided
+            )
+        if answered := sum(answers.preferences.answered.sum() for answers in self._answers):
+            confidence = sum(
+                np.abs(answers.preferences.score).sum() for answers in self._answers
+            )  # 0 if skipped
+            metrics["teacher_confidence"] = float(confidence / answered)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,20 +274,25 @@ class Ledger:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self._iteration = state["iteration"]
-        self._counts.update(state["counts"])
+        self._counts = Counter(state["counts"])
         self.oracle.load_state_dict(state["oracle"])
         if self.preference_log is not None and state["preference_log"] is not None:
             self.preference_log.load_state_dict(state["preference_log"])
         self._budget = None
         self._collections, self._answers = [], []
 
+    def close(self) -> None:
+        """The run is over: leave the log as one file."""
+        if self.preference_log is not None:
+            self.preference_log.close()
+
 
 def _check_rows(name: str, rows: Int64, count: int, limit: int) -> None:
     """Refuse what is not one index in 0 .. limit - 1 for each pair, and an empty question."""
     rows = np.asarray(rows)
     if rows.shape != (count,) or count == 0 or rows.dtype.kind not in "iu":
-        raise Refused(
+        raise BudgetError(
             f"{name} must be one integer for each of at least one pair, not {rows.dtype} {rows.shape}"
         )
     if rows.min() < 0 or rows.max() >= limit:
-        raise Refused(f"{name} must be in 0 .. {limit - 1}, not {rows.min()} .. {rows.max()}")
+        raise BudgetError(f"{name} must be in 0 .. {limit - 1}, not {rows.min()} .. {rows.max()}")

@@ -69,7 +69,7 @@ class PreferenceLog:
         mean_return: float,
         experts: int,
     ) -> None:
-        """Note one question: P pairs and their answers. It is on disk after the next `state_dict` or `close`."""
+        """Note one question: P pairs and their answers. The next `state_dict` puts it on disk."""
         columns = {
             "iteration": iteration,
             "question": self.questions,
@@ -111,7 +111,8 @@ class PreferenceLog:
         table = read(self.folder)
         if len(table) < state["rows"]:
             raise ValueError(
-                f"the checkpoint speaks of {state['rows']} logged comparisons, but {self.folder} holds {len(table)}"
+                f"the checkpoint speaks of {state['rows']} logged comparisons, "
+                f"but {self.folder.absolute()} holds {len(table)}"
             )
         self._pending.clear()
         self.rows, self.questions = state["rows"], state["questions"]
