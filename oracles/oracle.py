@@ -56,12 +56,15 @@ class Answers:
     @property
     def decided(self) -> Bool:
         """[P] where the label takes a side and the true sums have one: it is right or wrong."""
-        return (self.preferences.label != 0.5) & (self.first_sum != self.second_sum)
+        decided: Bool = (self.preferences.label != 0.5) & (self.first_sum != self.second_sum)
+        return decided
 
     @property
     def wrong(self) -> Bool:
         """[P] where the label contradicts the order of the true sums."""
-        return self.decided & ((self.preferences.label == 1.0) != (self.second_sum > self.first_sum))
+        says_second, is_second = self.preferences.label == 1.0, self.second_sum > self.first_sum
+        wrong: Bool = self.decided & (says_second != is_second)
+        return wrong
 
 
 class Oracle(Protocol):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oracles.oracle import Answers, Impressions, Oracle, Reason
+from oracles.oracle import Answers, Oracle, Reason
+from pbrl.clips import watch
 from pbrl.preference_log import PreferenceLog
 from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences
 
@@ -145,7 +146,7 @@ class Ledger:
             )
         if pairs.experts < 1:
             raise BudgetError(f"experts must be at least 1, not {pairs.experts}")
-        first, second = self._clips(pairs, rewards)
+        first, second = watch(self.oracle, pairs, rewards)
         every_return = np.concatenate([each.sum(axis=1) for _, each in self._collections])
         question = {
             "mean_return": float(every_return.mean()),
@@ -175,31 +176,6 @@ class Ledger:
                 return first_trajectory, rewards
             first_trajectory += len(behaviour)
         raise BudgetError(f"asked about trajectories that iteration {self._iteration} did not pay for")
-
-    def _clips(self, pairs: Pairs, rewards: Float64) -> tuple[Impressions, Impressions]:
-        """What the oracle sees of each pair's two clips. A whole trajectory is watched once."""
-        trajectories, steps = rewards.shape
-        _check_rows("first", pairs.first, len(pairs), trajectories)
-        _check_rows("second", pairs.second, len(pairs), trajectories)
-        if pairs.first_step is None and pairs.second_step is None and pairs.clip_steps is None:
-            seen = self.oracle.watch(rewards)
-            return seen[pairs.first], seen[pairs.second]
-        if pairs.first_step is None or pairs.second_step is None or pairs.clip_steps is None:
-            raise BudgetError(
-                "clips need first_step, second_step and clip_steps; whole trajectories none of them"
-            )
-        if not 1 <= pairs.clip_steps <= steps:
-            raise BudgetError(
-                f"clip_steps must be in 1 .. {steps}, the trajectory's steps, not {pairs.clip_steps}"
-            )
-        starts = steps - pairs.clip_steps + 1
-        _check_rows("first_step", pairs.first_step, len(pairs), starts)
-        _check_rows("second_step", pairs.second_step, len(pairs), starts)
-        offsets = np.arange(pairs.clip_steps)
-        return (
-            self.oracle.watch(rewards[pairs.first[:, None], pairs.first_step[:, None] + offsets]),
-            self.oracle.watch(rewards[pairs.second[:, None], pairs.second_step[:, None] + offsets]),
-        )
 
     def _charge(self, answers: Answers) -> None:
         self._answers.append(answers)
@@ -285,14 +261,3 @@ class Ledger:
         """The run is over: leave the log as one file."""
         if self.preference_log is not None:
             self.preference_log.close()
-
-
-def _check_rows(name: str, rows: Int64, count: int, limit: int) -> None:
-    """Refuse what is not one index in 0 .. limit - 1 for each pair, and an empty question."""
-    rows = np.asarray(rows)
-    if rows.shape != (count,) or count == 0 or rows.dtype.kind not in "iu":
-        raise BudgetError(
-            f"{name} must be one integer for each of at least one pair, not {rows.dtype} {rows.shape}"
-        )
-    if rows.min() < 0 or rows.max() >= limit:
-        raise BudgetError(f"{name} must be in 0 .. {limit - 1}, not {rows.min()} .. {rows.max()}")
