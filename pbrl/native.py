@@ -41,7 +41,8 @@ def kept(function: Function) -> Function:
 def _fused(function: Function) -> Function:
     """As `kept`, with multiply-and-add in one instruction."""
     return cast(
-        Function, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function)
+        Function,
+        numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function),
     )
 
 

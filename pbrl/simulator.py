@@ -203,6 +203,8 @@ class Simulator:
         if assignment.ndim != 1 or len(assignment) == 0:
             raise ValueError(f"assignment must name a policy for each trajectory, not have shape {assignment.shape}")
         if assignment.min() < 0 or assignment.max() >= len(parameters):
-            raise ValueError(f"assignment must lie in 0..{len(parameters) - 1}, not {assignment.min()}..{assignment.max()}")
+            raise ValueError(
+                f"assignment must lie in 0..{len(parameters) - 1}, not {assignment.min()}..{assignment.max()}"
+            )
         if unknown := set(keep) - {"observations", "actions"}:
             raise ValueError(f"keep takes 'observations' and 'actions', not {sorted(unknown)}")

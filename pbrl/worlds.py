@@ -36,8 +36,8 @@ class Episodes(NamedTuple):
 class Worlds(Protocol):
     """Some worlds, of which the first n are in use."""
 
-    def reset(self, streams: Sequence[RandomState]) -> None:
-        """Begin an episode in each of the first worlds, drawn from its own stream."""
+    def reset(self, streams: Sequence[RandomState | None]) -> None:
+        """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
 
     def observe(self, obs: Float64) -> None:
         """Fill the present observations [n, obs]."""
@@ -82,10 +82,11 @@ class NativeWorlds:
         self.look = _look(name)
         self.dynamics = native.dynamics(self.environment)
 
-    def reset(self, streams: Sequence[RandomState]) -> None:
-        """Begin an episode in each of the first worlds, drawn from its own stream."""
+    def reset(self, streams: Sequence[RandomState | None]) -> None:
+        """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
         for physics, stream in zip(self.physics, streams, strict=False):
-            begin_episode(self.environment, physics, stream)
+            if stream is not None:
+                begin_episode(self.environment, physics, stream)
 
     def observe(self, obs: Float64) -> None:
         """Fill the present observations [n, obs]."""
@@ -98,7 +99,8 @@ class NativeWorlds:
 
     def run(self, episodes: Episodes) -> None:
         """Run whole episodes from the present states."""
-        native.run_episodes(self.look, self.rows[: len(episodes.rewards)], *self.dynamics, *episodes)
+        rows: Any = self.rows[: len(episodes.rewards)]
+        native.run_episodes(self.look, rows, *self.dynamics, *episodes)  # type: ignore[arg-type]  # a tuple's types
 
 
 class PlainWorlds:
@@ -108,11 +110,12 @@ class PlainWorlds:
         self.environments = [tasks.load(name) for _ in range(count)]
         self.low, self.high, *_ = native.dynamics(self.environments[0])
 
-    def reset(self, streams: Sequence[RandomState]) -> None:
-        """Begin an episode in each of the first worlds, drawn from its own stream."""
+    def reset(self, streams: Sequence[RandomState | None]) -> None:
+        """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
         for environment, stream in zip(self.environments, streams, strict=False):
-            environment.task._random = stream
-            environment.reset()
+            if stream is not None:
+                environment.task._random = stream
+                environment.reset()
 
     def observe(self, obs: Float64) -> None:
         """Fill the present observations [n, obs]."""
