@@ -19,9 +19,7 @@ class Panel:
     clip, with "majority" the side that most members took. Each member's answer is a bit.
     """
 
-    def __init__(
-        self, *, teacher: Callable[..., Teacher], members: int, vote: Vote, rng: np.random.Generator
-    ) -> None:
+    def __init__(self, *, teacher: Callable[..., Teacher], members: int, vote: Vote, rng: np.random.Generator) -> None:
         if members < 1:
             raise ValueError(f"a panel needs at least 1 member, not {members}")
         if vote not in ("mean", "majority"):
@@ -53,8 +51,7 @@ class Panel:
             raise ValueError(f"experts must be at least 1, not {experts}")
         judgement = self.teacher.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
         panels = [
-            pool([self.teacher.answer(judgement) for _ in range(self.members)], self.vote)
-            for _ in range(experts)
+            pool([self.teacher.answer(judgement) for _ in range(self.members)], self.vote) for _ in range(experts)
         ]
         return panels[0] if experts == 1 else pool(panels, "mean")
 

@@ -56,8 +56,7 @@ class Replay:
         asked = table["experts"][0].as_py()
         if len(table) != len(first) or asked != experts:
             raise ValueError(
-                f"{where} is about {len(table)} pairs for {asked} experts, "
-                f"this one about {len(first)} for {experts}"
+                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}"
             )
         answers = answers_of(table)
         same = (answers.first_sum == first.undiscounted) & (answers.second_sum == second.undiscounted)
@@ -90,9 +89,7 @@ def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> Non
     """
     gamma = oracle.teacher.gamma if isinstance(oracle, Panel) else oracle.gamma
     if gamma != 1.0:
-        raise ValueError(
-            f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only 1"
-        )
+        raise ValueError(f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only 1")
     for question in questions(table):
         row = question.slice(0, 1).to_pylist()[0]
         shared = {name: row[name] for name in ("mean_return", "episode_steps", "experts")}

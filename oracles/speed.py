@@ -10,9 +10,7 @@ import numpy as np
 from oracles.oracle import Oracle
 
 
-def seconds(
-    oracle: Oracle, *, pairs: int, steps: int, repeats: int, rng: np.random.Generator
-) -> tuple[float, float]:
+def seconds(oracle: Oracle, *, pairs: int, steps: int, repeats: int, rng: np.random.Generator) -> tuple[float, float]:
     """Medians over alternating repeats: summing the rewards of all clips, and comparing the pairs (with it).
 
     No clip is in two pairs, which is the dearest case.

@@ -104,9 +104,7 @@ class Teacher:
             return Impressions(undiscounted=undiscounted, myopic=undiscounted, steps=steps)
         gamma = self.gamma ** (BPREF_STEPS / steps)
         weights = gamma ** np.arange(steps - 1.0, -1.0, -1.0)  # [H], 1 at the last step
-        return Impressions(
-            undiscounted=undiscounted, myopic=np.einsum("kh,h->k", clips, weights), steps=steps
-        )
+        return Impressions(undiscounted=undiscounted, myopic=np.einsum("kh,h->k", clips, weights), steps=steps)
 
     def compare(
         self,

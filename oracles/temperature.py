@@ -63,9 +63,7 @@ class Temperature:
         Without any pair there is nothing to find: it stays as it was, 1 at first.
         """
         if not self.solved_for:
-            raise RuntimeError(
-                f"tau is given, {self.value} in {self.unit} units: there is nothing to calibrate"
-            )
+            raise RuntimeError(f"tau is given, {self.value} in {self.unit} units: there is nothing to calibrate")
         if len(gaps) > 0:
             tau = solve_temperature(gaps, self.value, link=link, eps_mistake=eps_mistake)
         else:

@@ -155,17 +155,13 @@ def _print(answers: Answers, shares: Sequence[Share], title: str) -> None:
         table.add_row(each.figure, f"{each.share:.4f}" if each.count else "none", interval, f"{each.count}")
     confidence = np.abs(answers.preferences.score[answers.preferences.answered])
     if len(confidence) > 0:
-        table.add_row(
-            "mean confidence, of all answered", f"{confidence.mean():.4f}", "", f"{len(confidence)}"
-        )
+        table.add_row("mean confidence, of all answered", f"{confidence.mean():.4f}", "", f"{len(confidence)}")
     table.add_row("temperature, in return units", f"{answers.tau:.4g}", "", "")
     table.add_row("bits", "", "", f"{answers.bits.sum()}")
     Console().print(table)
 
 
-def _draw(
-    answers: Answers, by_gap: Sequence[Share], by_probability: Sequence[Share], *, title: str
-) -> Figure:
+def _draw(answers: Answers, by_gap: Sequence[Share], by_probability: Sequence[Share], *, title: str) -> Figure:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     figure.suptitle(title)
     left, middle, right = figure.subplots(1, 3)
@@ -189,19 +185,19 @@ def _curve(axes: Axes, shares: Sequence[Share], colour: str, label: str) -> None
     axes.errorbar(at, middle, spread, color=colour, label=label, marker="o", markersize=3, linewidth=1)
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="audit")
-def main(cfg: DictConfig) -> None:
-    """Audit a run's log if one is named, a teacher of its own otherwise."""
-    if cfg.run is not None:
-        log = Path(cfg.run) / "preferences"
-        answers = answers_of(read(log))
-        if len(answers) == 0:
-            raise SystemExit(f"{log} holds no comparisons: was the run made without a preference log?")
-        write(answers, Path(cfg.run) / "audit", title=cfg.run, bins=cfg.bins)
-        return
+def audit_run(cfg: DictConfig) -> None:
+    """Audit what a run's preference log has."""
+    log = Path(cfg.run) / "preferences"
+    answers = answers_of(read(log))
+    if len(answers) == 0:
+        raise SystemExit(f"{log} holds no comparisons: was the run made without a preference log?")
+    write(answers, Path(cfg.run) / "audit", title=cfg.run, bins=cfg.bins)
+
+
+def audit_teacher(cfg: DictConfig, name: str) -> None:
+    """Ask the configured teacher, called by its preset's name."""
     from pbrl.simulator import Simulator  # the physics takes a while to import
 
-    names = HydraConfig.get().runtime.choices
     simulation, teaching, asking = np.random.SeedSequence(cfg.seed).spawn(3)
     simulator = Simulator(cfg.env.name, seed=simulation, steps=cfg.env.steps)
     answers = ask(
@@ -212,8 +208,17 @@ def main(cfg: DictConfig) -> None:
         pairs=cfg.pairs,
         rng=np.random.default_rng(asking),
     )
-    title = f"oracle={names['oracle']} env={names['env']}"
-    write(answers, Path("runs", "audit", names["env"], names["oracle"]), title=title, bins=cfg.bins)
+    title = f"oracle={name} env={cfg.env.name}"
+    write(answers, Path("runs", "audit", cfg.env.name, name), title=title, bins=cfg.bins)
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="audit")
+def main(cfg: DictConfig) -> None:
+    """Audit a run if one is named, a teacher otherwise."""
+    if cfg.run is not None:
+        audit_run(cfg)
+    else:
+        audit_teacher(cfg, HydraConfig.get().runtime.choices["oracle"])
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ def watch(oracle: Oracle, pairs: Pairs, rewards: Float64) -> tuple[Impressions, 
     if pairs.first_step is None or pairs.second_step is None or pairs.clip_steps is None:
         raise ValueError("clips need first_step, second_step and clip_steps; whole trajectories none of them")
     if not 1 <= pairs.clip_steps <= steps:
-        raise ValueError(
-            f"clip_steps must be in 1 .. {steps}, the trajectory's steps, not {pairs.clip_steps}"
-        )
+        raise ValueError(f"clip_steps must be in 1 .. {steps}, the trajectory's steps, not {pairs.clip_steps}")
     starts = steps - pairs.clip_steps + 1
     _check("first_step", pairs.first_step, len(pairs), starts)
     _check("second_step", pairs.second_step, len(pairs), starts)
@@ -39,8 +37,6 @@ def _check(name: str, rows: Int64, count: int, limit: int) -> None:
     """Refuse what is not one index in 0 .. limit - 1 for each pair, and an empty question."""
     rows = np.asarray(rows)
     if rows.shape != (count,) or count == 0 or rows.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} must be one integer for each of at least one pair, not {rows.dtype} {rows.shape}"
-        )
+        raise ValueError(f"{name} must be one integer for each of at least one pair, not {rows.dtype} {rows.shape}")
     if rows.min() < 0 or rows.max() >= limit:
         raise ValueError(f"{name} must be in 0 .. {limit - 1}, not {rows.min()} .. {rows.max()}")

@@ -228,13 +228,9 @@ class Ledger:
         if self._answers:
             metrics["teacher_tau"] = self._answers[-1].tau
         if decided := sum(answers.decided.sum() for answers in self._answers):
-            metrics["teacher_error_rate"] = float(
-                sum(answers.wrong.sum() for answers in self._answers) / decided
-            )
+            metrics["teacher_error_rate"] = float(sum(answers.wrong.sum() for answers in self._answers) / decided)
         if answered := sum(answers.preferences.answered.sum() for answers in self._answers):
-            confidence = sum(
-                np.abs(answers.preferences.score).sum() for answers in self._answers
-            )  # 0 if skipped
+            confidence = sum(np.abs(answers.preferences.score).sum() for answers in self._answers)  # 0 if skipped
             metrics["teacher_confidence"] = float(confidence / answered)
         return metrics
 

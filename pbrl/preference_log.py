@@ -89,9 +89,7 @@ class PreferenceLog:
         }
         arrays = {name: pa.array(np.broadcast_to(values, len(answers))) for name, values in columns.items()}
         arrays["reason"] = pa.DictionaryArray.from_arrays(answers.reason.astype(np.int8), REASONS)
-        self._pending.append(
-            pa.table([arrays[name].cast(SCHEMA.field(name).type) for name in SCHEMA.names], SCHEMA)
-        )
+        self._pending.append(pa.table([arrays[name].cast(SCHEMA.field(name).type) for name in SCHEMA.names], SCHEMA))
         self.questions += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,9 +155,7 @@ def answers_of(table: pa.Table) -> Answers:
     }
     taus = np.unique(column["tau"])
     return Answers(
-        preferences=Preferences(
-            **{name: column[name] for name in ("probability", "score", "label", "answered")}
-        ),
+        preferences=Preferences(**{name: column[name] for name in ("probability", "score", "label", "answered")}),
         reason=np.array([REASONS.index(reason) for reason in table["reason"].to_pylist()], dtype=np.uint8),
         first_sum=column["first_sum"],
         second_sum=column["second_sum"],

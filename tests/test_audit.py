@@ -5,16 +5,17 @@ import os
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_module
 
 from oracles import links
 from oracles.oracle import Answers, Reason
 from oracles.teacher import Teacher
-from pbrl.audit import agreement, ask, calibration, rates, share, write
+from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
 from pbrl.preference_log import PreferenceLog
 from pbrl.types import Preferences
 from tests.fake_simulator import FakeSimulator
@@ -110,7 +111,7 @@ def test_the_realised_rates_are_the_configured_ones():
     expected = (0.9 * (1 - q) + 0.1 * q).mean()
     assert abs(wrong.share - expected) < 5 * np.sqrt(0.25 / wrong.count)
     curve = agreement(answers, 10)
-    assert all(one.share - 0.03 < other.share for one, other in zip(curve[:-1], curve[1:], strict=True))
+    assert all(one.share - 0.03 < other.share for one, other in pairwise(curve))
     for each in calibration(answers, 10):
         if each.figure == "second named":  # what it states is what it does, mistakes included
             assert abs(each.share - each.at) < 0.05
@@ -145,10 +146,23 @@ def test_a_teacher_that_only_skips_can_be_audited(tmp_path, capsys):
     assert "none" in capsys.readouterr().out
 
 
-def audit(*overrides, cwd):
-    command = [sys.executable, "-m", "pbrl.audit", *overrides]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+def configuration(*overrides):
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("audit", list(overrides))
+
+
+def test_a_teacher_is_audited_in_an_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    size = ["env=cheetah_run", "env.steps=20", "trajectories=4", "pairs=200"]
+    audit_teacher(configuration("oracle=mistake", "oracle.tau={error_rate: 0.3}", *size), "mistake")
+    assert "oracle=mistake env=cheetah_run" in capsys.readouterr().out
+    folder = tmp_path / "runs" / "audit" / "cheetah_run" / "mistake"
+    assert {path.name for path in folder.iterdir()} == {"audit.csv", "audit.png", "audit.svg"}
+
+
+def test_a_run_without_a_log_is_an_error():
+    with pytest.raises(SystemExit, match="nowhere/preferences holds no comparisons"):
+        audit_run(configuration("run=nowhere"))
 
 
 def test_a_finished_run_is_audited_from_any_folder(tmp_path):
@@ -158,19 +172,10 @@ def test_a_finished_run_is_audited_from_any_folder(tmp_path):
     question = {"clip_steps": 5, "episode_steps": 5, "mean_return": 1.0, "experts": 1}
     log.append(by_hand(), iteration=0, **rows, **question)
     log.close()
-    result = audit("run=runs/seed_0", cwd=tmp_path)
+    command = [sys.executable, "-m", "pbrl.audit", "run=runs/seed_0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "mistaken, of all judged" in result.stdout
     assert {path.name for path in (run / "audit").iterdir()} == {"audit.csv", "audit.png", "audit.svg"}
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
-
-
-def test_a_run_without_a_log_is_an_error(tmp_path):
-    result = audit("run=nowhere", cwd=tmp_path)
-    assert result.returncode == 1
-    assert "nowhere/preferences holds no comparisons" in result.stderr
-
-
-def test_the_configuration_leaves_nothing_to_guess():
-    settings = OmegaConf.load(ROOT / "conf" / "audit.yaml")
-    assert {"run", "seed", "trajectories", "pairs", "bins", "policy"} <= set(settings)

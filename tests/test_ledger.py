@@ -123,9 +123,7 @@ def test_thresholds_scale_with_the_iterations_mean_return_so_far():
     simulator = FakeSimulator()
     books = ledger(simulator=simulator, oracle=Listener(**RATIONAL.keywords, rng=np.random.default_rng(0)))
     budget = books.open_iteration(0)
-    everything = FakeSimulator().collect(
-        None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW
-    )
+    everything = FakeSimulator().collect(None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW)
     for k in (1, 2):
         books.compare(pairs_of(collect(budget, 4), first=(0,), second=(1,)))
         assert asked[-1]["mean_return"] == pytest.approx(everything.returns[: 4 * k].mean())
@@ -133,17 +131,13 @@ def test_thresholds_scale_with_the_iterations_mean_return_so_far():
 
 
 def test_clips_are_cut_where_the_pairs_say():
-    rewards = FakeSimulator().collect(
-        None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW
-    )
+    rewards = FakeSimulator().collect(None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW)
     rewards = rewards.task_rewards
     books = ledger()
     behaviour = collect(books.open_iteration(0))
     first_step, second_step = np.array([0, 3, 15]), np.array([15, 2, 0])
     preferences = books.compare(
-        pairs_of(
-            behaviour, (0, 2, 4), (2, 4, 0), first_step=first_step, second_step=second_step, clip_steps=5
-        )
+        pairs_of(behaviour, (0, 2, 4), (2, 4, 0), first_step=first_step, second_step=second_step, clip_steps=5)
     )
     for pair, (i, j, s, t) in enumerate(zip((0, 2, 4), (2, 4, 0), first_step, second_step, strict=True)):
         assert preferences.label[pair] == float(rewards[j, t : t + 5].sum() > rewards[i, s : s + 5].sum())
@@ -194,9 +188,7 @@ def test_more_pairs_than_left_are_refused():
     books = ledger()
     behaviour = collect(books.open_iteration(0))
     books.compare(pairs_of(behaviour, (0, 2, 4), (1, 3, 5)))
-    assert_refuses(
-        books, pairs_of(behaviour, (0, 2), (1, 3)), "asked about 2 pairs with 1 left of 4 in iteration 0"
-    )
+    assert_refuses(books, pairs_of(behaviour, (0, 2), (1, 3)), "asked about 2 pairs with 1 left of 4 in iteration 0")
     books.compare(pairs_of(behaviour, (6,), (7,)))
     assert_refuses(books, pairs_of(behaviour, (6,), (7,)), "asked about 1 pairs with 0 left")
 
@@ -298,9 +290,7 @@ def test_what_was_returned_does_not_change_with_the_rewards():
     books = ledger(simulator=Keeper(), tau=1.0)
     behaviour = collect(books.open_iteration(0), keep=("observations", "actions"))
     preferences = books.compare(pairs_of(behaviour))
-    before = [
-        {name: np.copy(value) for name, value in vars(given).items()} for given in (behaviour, preferences)
-    ]
+    before = [{name: np.copy(value) for name, value in vars(given).items()} for given in (behaviour, preferences)]
     metrics = books.iteration_metrics()["teacher_error_rate"]
     kept[0].task_rewards[:] = np.nan
     np.testing.assert_equal([vars(behaviour), vars(preferences)], before)
@@ -314,9 +304,7 @@ def test_what_was_returned_does_not_change_with_the_rewards():
 def test_metrics_tell_the_truth_about_the_iteration():
     books = ledger(eps_mistake=1.0)
     behaviour = collect(books.open_iteration(0))
-    returns = FakeSimulator().collect(
-        None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW
-    )
+    returns = FakeSimulator().collect(None, PARAMETERS, np.arange(8) % 2, iteration=0, first_trajectory=0, **HOW)
     assert set(books.iteration_metrics()) == {"return_mean", "return_std", "diverged"}
     books.compare(pairs_of(behaviour, (0, 0), (1, 0)))  # one order to be mistaken about, and one tie
     metrics = books.iteration_metrics()

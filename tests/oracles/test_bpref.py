@@ -78,12 +78,8 @@ def assert_agrees(preset, rounds):
 
 
 def single_teachers():
-    presets = {
-        path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(PRESETS.glob("*.yaml"))
-    }
-    return {
-        name: preset for name, preset in presets.items() if preset["_target_"] == "oracles.teacher.Teacher"
-    }
+    presets = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(PRESETS.glob("*.yaml"))}
+    return {name: preset for name, preset in presets.items() if preset["_target_"] == "oracles.teacher.Teacher"}
 
 
 @pytest.mark.parametrize("preset", single_teachers().values(), ids=single_teachers())

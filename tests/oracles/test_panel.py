@@ -25,9 +25,7 @@ RATIONAL = partial(
 
 
 def panel(members=5, vote="mean", seed=0, **traits):
-    return Panel(
-        teacher=partial(RATIONAL, **traits), members=members, vote=vote, rng=np.random.default_rng(seed)
-    )
+    return Panel(teacher=partial(RATIONAL, **traits), members=members, vote=vote, rng=np.random.default_rng(seed))
 
 
 def ask(oracle, first, second, **question):

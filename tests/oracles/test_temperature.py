@@ -37,9 +37,7 @@ def realised_errors(one, rewards):
     """Wrong labels and judged pairs, asking many times about all pairs of the trajectories."""
     seen = one.watch(rewards)
     i, j = np.tile(np.triu_indices(len(rewards), k=1), 50)
-    answers = one.compare(
-        seen[i], seen[j], mean_return=float(rewards.sum(axis=1).mean()), episode_steps=seen.steps
-    )
+    answers = one.compare(seen[i], seen[j], mean_return=float(rewards.sum(axis=1).mean()), episode_steps=seen.steps)
     judged = np.isin(answers.reason, [Reason.ANSWERED, Reason.MISTAKEN])
     truth = answers.second_sum > answers.first_sum
     return ((answers.preferences.label == 1) != truth)[judged].sum(), judged.sum()
