@@ -41,9 +41,7 @@ def exponent(cells: Sequence[Cell]) -> float:
 
 def by_track(cells: Sequence[Cell]) -> dict[Track, list[Cell]]:
     """The cells of each track, in order."""
-    return {
-        track: [cell for cell in cells if cell.track == track] for track in {cell.track: 0 for cell in cells}
-    }
+    return {track: [cell for cell in cells if cell.track == track] for track in {cell.track: 0 for cell in cells}}
 
 
 def write_csv(cells: Sequence[Cell], path: Path) -> None:
@@ -69,17 +67,13 @@ def show(cells: Sequence[Cell]) -> None:
         console.print(verdict(read), "\n", sep="")
     for oracle in {cell.track.oracle: 0 for cell in cells}:
         console.print(peer_table([cell for cell in cells if cell.track.oracle == oracle]))
-    console.print(
-        "In brackets: c of the step c / k. Per cent: seeds that arrived within the budget, if not all."
-    )
+    console.print("In brackets: c of the step c / k. Per cent: seeds that arrived within the budget, if not all.")
 
 
 def paper_table(cells: Sequence[Cell]) -> Table:
     """Iterations and comparisons beside the paper's, the average gradient norm beside its bound."""
     track = cells[0].track
-    table = Table(
-        title=f"{track.optimizer}, {track.oracle}, {track.direction} directions", title_justify="left"
-    )
+    table = Table(title=f"{track.optimizer}, {track.oracle}, {track.direction} directions", title_justify="left")
     headings = ("k", "iterations [95 %]", "paper", "comparisons", "paper", "mean |grad f|", "theorem allows")
     for heading in headings:
         table.add_column(heading, justify="right")
