@@ -1,0 +1,283 @@
+"""Search by comparisons: optimisers of a flat vector that ask for pairs and are told which point is better.
+
+Every optimiser minimises some f: R^d -> R through the same two methods:
+
+    first, second = optimizer.ask()    two points to compare
+    optimizer.tell(score)              score > 0: the second is better, f(second) < f(first)
+
+What a score is depends on who answers: a sign, a confidence in [-1, 1], or, for the methods that need
+function values, the difference f(first) - f(second) itself. Arrays are [..., d]: leading axes hold
+independent runs, such as seeds, which share the generator but nothing else. No array is changed in place.
+
+    NCRS    El Bakkali El Kadi et al. 2026, Algorithms 1 and 2
+    RSGF    Ghadimi and Lan 2013
+    MeZO    Malladi et al. 2023
+
+The peers of the NCRS paper's Table 1 live in `pbrl.peers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+Array = NDArray[Any]  # of float32 or float64: every optimiser keeps the dtype of the vector it was given
+Schedule = Callable[[int], float]  # iteration, from 0 -> step
+
+
+class Optimizer(Protocol):
+    """What an experiment needs of an optimiser."""
+
+    x: Array  # [..., d] the current iterate
+
+    @property
+    def iteration(self) -> int | NDArray[np.int64]:
+        """How many updates were made; [...] where the runs do not keep pace."""
+
+    def ask(self) -> tuple[Array, Array]:
+        """Name two points to compare, or P pairs of them [P, ..., d] at once."""
+
+    def tell(self, score: ArrayLike) -> None:
+        """Learn from the answers [...] or [P, ...]; positive: the second point is better."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Random directions of R^d: `gaussian` draws from N(0, I_d), `sphere` uniformly from the unit sphere.
+
+    A function of A x alone, with k orthonormal rows in A, notices no more of a direction s than A s. So a run
+    may live in those k coordinates: give it vectors of length k and name d as `ambient`. A s is then drawn
+    with exactly the distribution it has in R^d, at the cost of k numbers.
+    """
+
+    kind: str
+    ambient: int | None = None  # d; None: the vectors are the whole space
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gaussian", "sphere"):
+            raise ValueError(f"direction must be 'gaussian' or 'sphere', not {self.kind!r}")
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Independent directions of the given shape [..., k]."""
+        s: Array = rng.standard_normal(shape, dtype)  # type: ignore[arg-type]
+        if self.kind == "sphere":
+            length = np.sqrt(squared_norm(s) + self.unseen(rng, shape))
+            s /= length[..., None].astype(dtype)
+        return s
+
+    def unseen(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array | float:
+        """Squared length [...] of N(0, I_d) outside the k coordinates one sees: chi-squared with d - k."""
+        hidden = 0 if self.ambient is None else self.ambient - shape[-1]
+        if hidden < 0:
+            raise ValueError(f"a space of d = {self.ambient} dimensions has no k = {shape[-1]} coordinates")
+        return rng.chisquare(hidden, shape[:-1]) if hidden else 0.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """alpha_t = minimum + (maximum - minimum) / 2 * (1 + cos(pi * min(t, decay) / decay)), t from 0."""
+
+    _: KW_ONLY
+    maximum: float
+    minimum: float
+    decay: int  # iterations until the step rests at its minimum
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum <= self.maximum:
+            raise ValueError(f"a cosine step needs 0 < minimum <= maximum: {self.minimum}, {self.maximum}")
+        if self.decay < 1:
+            raise ValueError(f"a cosine step decays over at least one iteration, not {self.decay}")
+
+    def __call__(self, t: int) -> float:
+        """Return the step of iteration t."""
+        swing = (self.maximum - self.minimum) / 2
+        return self.minimum + swing * (1 + math.cos(math.pi * min(t, self.decay) / self.decay))
+
+
+@dataclass(eq=False)
+class NCRS:
+    """Noisy-Comparison Random Search (El Bakkali El Kadi, Bouftini, Zhang, Saadi 2026), Algorithms 1 and 2.
+
+    for t = 1, 2, ...
+        s_t ~ N(0, I_d)
+        compare theta with theta + alpha_t s_t, N times: R_1, ..., R_N
+        S_t = sum of R_n
+        theta <- theta + alpha_t s_t  if S_t > 0, else theta
+
+    One answer in {-1, +1} is Algorithm 1; N confidences in [-1, 1] are Algorithm 2. S_t = 0 rejects.
+    """
+
+    x: Array  # theta [..., d]
+    _: KW_ONLY
+    step: float | Array | Schedule  # alpha_t
+    directions: Directions
+    rng: np.random.Generator
+    iteration: int = field(default=0, init=False)
+    candidate: Array | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check(self.x, step=self.step)
+
+    def ask(self) -> tuple[Array, Array]:
+        """(theta, theta + alpha_t s_t)."""
+        alpha = at(self.step, self.iteration)
+        s = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
+        self.candidate = self.x + alpha * s
+        return self.x, self.candidate
+
+    def tell(self, score: ArrayLike) -> None:
+        """Accept or reject by the votes [...] or [N, ...]."""
+        candidate, self.candidate = asked(self.candidate), None
+        S = answers(score, self.x).sum(axis=0)
+        self.x = np.where((S > 0)[..., None], candidate, self.x)
+        self.iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return save(self, "x", "iteration", "candidate")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        load(self, state)
+
+
+@dataclass(eq=False)
+class RSGF:
+    """Randomised stochastic gradient-free method (Ghadimi and Lan 2013): one-sided differences of values.
+
+    u ~ N(0, I_d)
+    g = (f(theta + mu u) - f(theta)) / mu * u
+    theta <- theta - eta g
+    """
+
+    x: Array  # theta [..., d]
+    _: KW_ONLY
+    step: float | Array | Schedule  # eta
+    radius: float  # mu
+    directions: Directions
+    rng: np.random.Generator
+    iteration: int = field(default=0, init=False)
+    u: Array | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check(self.x, step=self.step, radius=self.radius)
+
+    def ask(self) -> tuple[Array, Array]:
+        """(theta, theta + mu u)."""
+        self.u = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
+        return self.x, self.x + self.radius * self.u
+
+    def tell(self, score: ArrayLike) -> None:
+        """Descend by f(theta) - f(theta + mu u), or by the mean of several differences [N, ...]."""
+        u, self.u = asked(self.u), None
+        difference = answers(score, self.x).mean(axis=0)[..., None]
+        g = -difference / self.radius * u
+        self.x = self.x - at(self.step, self.iteration) * g
+        self.iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return save(self, "x", "iteration", "u")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        load(self, state)
+
+
+@dataclass(eq=False)
+class MeZO:
+    """Memory-efficient zeroth-order SGD (Malladi et al. 2023): two-sided differences of values.
+
+    u ~ N(0, I_d)
+    g = (f(theta + mu u) - f(theta - mu u)) / (2 mu) * u
+    theta <- theta - eta g
+    """
+
+    x: Array  # theta [..., d]
+    _: KW_ONLY
+    step: float | Array | Schedule  # eta
+    radius: float  # mu
+    directions: Directions
+    rng: np.random.Generator
+    iteration: int = field(default=0, init=False)
+    u: Array | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check(self.x, step=self.step, radius=self.radius)
+
+    def ask(self) -> tuple[Array, Array]:
+        """(theta + mu u, theta - mu u)."""
+        self.u = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
+        return self.x + self.radius * self.u, self.x - self.radius * self.u
+
+    def tell(self, score: ArrayLike) -> None:
+        """Descend by f(theta + mu u) - f(theta - mu u), or by the mean of several differences [N, ...]."""
+        u, self.u = asked(self.u), None
+        difference = answers(score, self.x).mean(axis=0)[..., None]
+        g = difference / (2 * self.radius) * u
+        self.x = self.x - at(self.step, self.iteration) * g
+        self.iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return save(self, "x", "iteration", "u")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        load(self, state)
+
+
+def squared_norm(x: Array) -> Array:
+    """|x|^2 over the last axis."""
+    return np.asarray(np.einsum("...i,...i->...", x, x))
+
+
+def at(step: float | Array | Schedule, iteration: int) -> float | Array:
+    """Return the step of an iteration."""
+    return step(iteration) if callable(step) else step
+
+
+def answers(score: ArrayLike, x: Array) -> Array:
+    """The scores as [N, ...], N answers for each run of x [..., d], in the dtype of x."""
+    scores = np.asarray(score, x.dtype)
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is NaN or infinite: scores are finite, 0 where there is no answer")
+    batch = x.shape[:-1]
+    if scores.shape[scores.ndim - len(batch) :] != batch:
+        raise ValueError(f"scores of shape {scores.shape} do not answer runs of shape {batch}")
+    return scores.reshape(-1, *batch)
+
+
+def asked(pending: Array | None) -> Array:
+    """What the last `ask()` left for `tell()`."""
+    if pending is None:
+        raise RuntimeError("tell() without ask(): there is no pair to answer")
+    return pending
+
+
+def check(x: Array, **positive: Any) -> None:
+    """Refuse a vector that is not of finite floats, and numbers that are not positive."""
+    if x.ndim == 0 or x.dtype not in (np.float32, np.float64) or not np.isfinite(x).all():
+        raise ValueError(f"x must be finite float32 or float64 [..., d], not {x.dtype} of shape {x.shape}")
+    for name, value in positive.items():
+        if not callable(value) and not (np.isfinite(value).all() and np.all(np.asarray(value) > 0)):
+            raise ValueError(f"{name} must be positive, not {value}")
+
+
+def save(optimizer: Any, *names: str) -> dict[str, Any]:
+    """Return the named attributes and the generator's state."""
+    return {name: getattr(optimizer, name) for name in names} | {"rng": optimizer.rng.bit_generator.state}
+
+
+def load(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Restore what `save` returned."""
+    for name, value in state.items():
+        if name == "rng":
+            optimizer.rng.bit_generator.state = value
+        else:
+            setattr(optimizer, name, value)
