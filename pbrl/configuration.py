@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import conf
 from hydra.utils import get_object
+
+import conf
 
 # What the runner adds to a node's own settings.
 RUNTIME = {"agent": ("policy", "rng", "trajectories"), "agent.policy": ("obs_size", "act_size"), "oracle": ("rng",)}
@@ -49,7 +50,9 @@ def check(cfg: Mapping[str, Any]) -> None:
     if cfg["threads"] is not None:
         _at_least(cfg, "threads", 1)
     if cfg["trajectories"] % 2:
-        raise ConfigurationError(f"trajectories must be even, since they are compared in pairs, not {cfg['trajectories']}")
+        raise ConfigurationError(
+            f"trajectories must be even, since they are compared in pairs, not {cfg['trajectories']}"
+        )
     if cfg["pairs"] < cfg["trajectories"] // 2:
         raise ConfigurationError(
             f"pairs={cfg['pairs']} leaves some of the {cfg['trajectories']} trajectories uncompared: "
@@ -59,6 +62,18 @@ def check(cfg: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"wandb.mode must be auto, online, offline or disabled, not {cfg['wandb']['mode']!r}")
     for group in ("agent", "oracle"):
         check_node(cfg[group], group)
+
+
+# Settings that make a run what it is; the others may change when it is continued.
+IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two configurations describe different runs: `agent.votes: 32, not 16`."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = [key for key in {**one, **other} if path or key in IDENTITY]
+        return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if one == other else [f"{path}: {other}, not {one}"]
 
 
 def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:

@@ -9,9 +9,9 @@ The same command continues an unfinished run and leaves a finished one alone.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -30,17 +31,15 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from pbrl import checkpoint, tasks
-from pbrl.configuration import ConfigurationError, check, suggest
+from pbrl.configuration import ConfigurationError, check, differences, suggest
 from pbrl.ledger import BudgetError, Ledger
+from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.preference_log import PreferenceLog
-from pbrl.record import Record
-from pbrl.simulator import Simulator
+from pbrl.record import Record, RecordError, columns, read
+from pbrl.simulator import Simulator, cores
 from pbrl.types import Agent
 
 log = logging.getLogger(__name__)
-
-# Settings that make a run what it is; the others may change when it is continued.
-IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
 
 
 class Timer:
@@ -79,7 +78,7 @@ class Run:
             oracle=instantiate(cfg.oracle, rng=np.random.default_rng(teaching)),
             trajectories_per_iteration=cfg.trajectories,
             pairs_per_iteration=cfg.pairs,
-            preference_log=PreferenceLog(self.folder / "preferences.parquet") if cfg.preference_log else None,
+            preference_log=PreferenceLog(self.folder / "preferences") if cfg.preference_log else None,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,13 +91,13 @@ class Run:
         self.ledger.load_state_dict(state["ledger"])
 
     def save(self, iteration: int) -> None:
-        """Leave a checkpoint after `iteration` iterations, and the policy for others to read."""
+        """Leave a checkpoint of the state after the iteration, and the policy for others to read."""
         checkpoint.save(self.folder / "checkpoint", iteration, self.state_dict())
         temporary = self.folder / "policy.safetensors.new"
         sizes = " ".join(str(size) for size in self.agent.policy.sizes)
         metadata = {"task": self.simulator.task, "sizes": sizes, "iteration": str(iteration)}
         save_file({"parameters": self.agent.parameters}, temporary, metadata)
-        os.replace(temporary, self.folder / "policy.safetensors")
+        temporary.replace(self.folder / "policy.safetensors")
 
     def iterate(self, iteration: int, cfg: DictConfig) -> dict[str, float]:
         """One iteration: ask, compare, tell; what came of it."""
@@ -134,49 +133,41 @@ class Run:
 
 
 def prepare(cfg: DictConfig) -> None:
-    """Make the run's folder, or check that the run in it is this one."""
+    """Make the run's folder, or see that the run in it is this one."""
     folder = Path(cfg.folder)
     if not cfg.resume and folder.exists():
         aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}~{n}")).exists())
         folder.rename(aside)
         log.info("the run that was there is now %s", aside)
     folder.mkdir(parents=True, exist_ok=True)
-    ours = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(ours, dict)
+    settings = OmegaConf.to_container(cfg, resolve=True)
     if (folder / "config.yaml").exists():
-        theirs = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        assert isinstance(theirs, dict)
-        changed = [key for key in IDENTITY if ours[key] != theirs.get(key)]
-        if changed:
+        earlier = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        if changed := differences(settings, earlier):
             raise ConfigurationError(
-                f"{folder} holds a run with other settings ({', '.join(changed)}; see its config.yaml): "
-                "give this one another name=..., or start over with resume=false"
+                f"{folder} holds a run with other settings ({'; '.join(changed)}): "
+                "give this one another name=..., or start over with resume=false, which keeps the old one aside"
             )
     temporary = folder / "config.yaml.new"
-    temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(ours)))
-    os.replace(temporary, folder / "config.yaml")
-
-
-class Interrupted(Exception):  # noqa: N818
-    """The user or the system asked to stop."""
+    temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
+    temporary.replace(folder / "config.yaml")
 
 
 @contextmanager
-def finishing_the_iteration() -> Iterator[list[int]]:
+def signals_noted() -> Iterator[list[int]]:
     """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
     received: list[int] = []
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, _: Any) -> None:
         if received:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         received.append(number)
-        print("\nfinishing this iteration before stopping (once more to stop at once)", file=sys.stderr)
+        print("\nfinishing this iteration; once more to stop at once", file=sys.stderr)
 
-    try:
+    before = {}
+    if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not in the main thread: whoever started us handles signals
-        before = {}
     try:
         yield received
     finally:
@@ -184,35 +175,92 @@ def finishing_the_iteration() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
+    """Who follows the record."""
+    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": OmegaConf.to_container(cfg, resolve=True)}
+    found = [mirror_to_wandb(record, **cfg.wandb, **labels)]
+    if cfg.tensorboard:
+        found.append(mirror_to_tensorboard(record, finish_seconds=cfg.wandb.finish_seconds))
+    return [mirror for mirror in found if mirror is not None]
+
+
 def train(cfg: DictConfig) -> None:
     """Run, or go on, to the last iteration."""
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(settings, dict)
-    check(settings)  # type: ignore[arg-type]
-    torch.set_num_threads(cfg.threads or len(os.sched_getaffinity(0)))
+    check(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    torch.set_num_threads(cfg.threads or cores())
+    run, record_path = Run(cfg), Path(cfg.folder) / "metrics.jsonl"  # what cannot be run leaves no folder behind
     prepare(cfg)
-    run = Run(cfg)
-    saved = checkpoint.load(run.folder / "checkpoint")
-    start = 0
+    start, saved = 0, checkpoint.load(run.folder / "checkpoint")
     if saved is not None:
-        start, state = saved
-        if start >= cfg.iterations:
-            print(f"{run.folder} is finished ({start} iterations); resume=false would start over")
-            return
-        run.load_state_dict(state)
-        print(f"continuing {run.folder} after iteration {start - 1}")
-    with finishing_the_iteration() as signals, Record(run.folder, settings, start) as record:
-        bar = tqdm(range(start, cfg.iterations), initial=start, total=cfg.iterations, desc=str(run.folder), unit="it")
-        for iteration in bar:
-            metrics = run.iterate(iteration, cfg)
-            record.write(metrics)
-            bar.set_postfix({"return": f"{metrics['return_mean']:.1f}"})
-            done = iteration + 1
-            if done % cfg.checkpoint_every == 0 or done == cfg.iterations or signals:
-                record.flush()
-                run.save(done)
-            if signals:
-                bar.close()
-                raise Interrupted(f"stopped after iteration {iteration} of {cfg.iterations}; the same command goes on")
+        start = saved[0] + 1
+        run.load_state_dict(saved[1])
+        print(f"{run.folder}: {start} of {cfg.iterations} iterations are there")
+    if start >= cfg.iterations:
+        print("nothing is left to do; resume=false would start over")
+        return
+    record = Record(record_path, after=start - 1)
+    followers = mirrors(cfg, record_path)
+    try:
+        with signals_noted() as signals:
+            bar = tqdm(
+                range(start, cfg.iterations), desc=str(run.folder), initial=start, total=cfg.iterations, unit="it"
+            )
+            for iteration in bar:
+                metrics = run.iterate(iteration, cfg)
+                record.write(metrics)
+                bar.set_postfix_str(f"return {metrics['return_mean']:.1f}")
+                last = bool(signals) or iteration == cfg.iterations - 1
+                if last or (iteration + 1) % cfg.checkpoint_every == 0:
+                    record.sync()
+                    run.save(iteration)
+                if signals:
+                    bar.close()
+                    raise SystemExit(
+                        f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on"
+                    )
         run.ledger.close()
-    summarise(run.folder, record)
+    finally:
+        record.close()
+        for follower in followers:
+            follower.close()
+    summarise(run.folder, columns(read(record_path)))
+
+
+def summarise(folder: Path, metrics: dict[str, Any]) -> None:
+    """A closing table: what was learnt, what it cost."""
+    table = Table(title=str(folder), show_header=False)
+    returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
+    tenth = max(1, len(returns) // 10)
+    table.add_row("return, first and last tenth", f"{returns[:tenth].mean():.1f} -> {returns[-tenth:].mean():.1f}")
+    table.add_row(
+        "evaluation, first, best, last",
+        " / ".join(f"{x:.1f}" for x in (evaluations[0], evaluations.max(), evaluations[-1])),
+    )
+    for name in ("trajectories", "env_steps", "pairs_asked", "pairs_answered", "bits"):
+        table.add_row(name.replace("_", " "), f"{metrics[name][-1]:,.0f}")
+    for name in ("collect", "ask", "learn", "evaluate"):
+        seconds = np.nansum(metrics[f"seconds_{name}"])
+        table.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
+    Console().print(table)
+
+
+@hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
+def main(cfg: DictConfig) -> None:
+    """Train, and answer what goes wrong with a sentence."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
+    try:
+        train(cfg)
+    except (ConfigurationError, BudgetError, tasks.UnknownTaskError, checkpoint.CheckpointError, RecordError) as error:
+        raise SystemExit(f"pbrl.train: {error}") from None
+    except InstantiationException as error:
+        raise SystemExit(f"pbrl.train: {error.__cause__ or error}") from None
+    except OSError as error:
+        raise SystemExit(f"pbrl.train: {error.strerror}: {error.filename}; nothing that was saved is lost") from None
+
+
+if __name__ == "__main__":
+    try:
+        suggest(sys.argv[1:], ("agent", "env", "oracle", "experiment"))
+    except ConfigurationError as error:
+        raise SystemExit(f"pbrl.train: {error}") from None
+    main()
