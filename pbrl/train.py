@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
@@ -227,7 +228,15 @@ def train(cfg: DictConfig) -> None:
 
 
 def summarise(folder: Path, metrics: dict[str, Any]) -> None:
-    """A closing table: what was learnt, what it cost."""
+    """A closing table, what was learnt and what it cost, and the curve as a picture."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(metrics["iteration"], metrics["return_mean"], label="collected (return_mean)")
+    evaluated = np.isfinite(metrics["eval_return"])
+    axes.plot(metrics["iteration"][evaluated], metrics["eval_return"][evaluated], "o-", label="evaluated (eval_return)")
+    axes.set(xlabel="iteration", ylabel="true return", title=str(folder))
+    axes.legend()
+    figure.savefig(folder / "curve.png", dpi=150)
     table = Table(title=str(folder), show_header=False)
     returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
     tenth = max(1, len(returns) // 10)
@@ -241,6 +250,7 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     for name in ("collect", "ask", "learn", "evaluate"):
         seconds = np.nansum(metrics[f"seconds_{name}"])
         table.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
+    table.add_row("the curve", str(folder / "curve.png"))
     Console().print(table)
 
 
