@@ -189,7 +189,10 @@ def train(cfg: DictConfig) -> None:
     """Run, or go on, to the last iteration."""
     check(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     torch.set_num_threads(cfg.threads or cores())
-    run, record_path = Run(cfg), Path(cfg.folder) / "metrics.jsonl"  # what cannot be run leaves no folder behind
+    try:
+        run = Run(cfg)  # first of all: what cannot be run leaves no folder behind
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     prepare(cfg)
     start, saved = 0, checkpoint.load(run.folder / "checkpoint")
     if saved is not None:
@@ -199,6 +202,7 @@ def train(cfg: DictConfig) -> None:
     if start >= cfg.iterations:
         print("nothing is left to do; resume=false would start over")
         return
+    record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
     followers = mirrors(cfg, record_path)
     try:
@@ -216,9 +220,8 @@ def train(cfg: DictConfig) -> None:
                     run.save(iteration)
                 if signals:
                     bar.close()
-                    raise SystemExit(
-                        f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on"
-                    )
+                    print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
+                    raise SystemExit(128 + signals[0])
         run.ledger.close()
     finally:
         record.close()
@@ -268,9 +271,14 @@ def main(cfg: DictConfig) -> None:
         raise SystemExit(f"pbrl.train: {error.strerror}: {error.filename}; nothing that was saved is lost") from None
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """What `python -m pbrl.train` does."""
     try:
         suggest(sys.argv[1:], ("agent", "env", "oracle", "experiment"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
     main()
+
+
+if __name__ == "__main__":
+    command()
