@@ -1,0 +1,1 @@
+"""Those who compare: simulated teachers, panels of them, and answers from a log."""

@@ -43,7 +43,7 @@ class Trajectories(Behaviour):
     @property
     def returns(self) -> Float64:
         """The undiscounted true return of each trajectory [N]."""
-        return self.task_rewards.sum(axis=1)
+        return np.asarray(self.task_rewards.sum(axis=1))
 
     def without_rewards(self) -> Behaviour:
         """The same trajectories as an agent receives them: another type, with no rewards in it."""

@@ -1,0 +1,68 @@
+"""Several teachers asked about each pair: the M experts of ZPG, or a jury."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from oracles.oracle import Answers, Impressions, Vote, pool
+from oracles.teacher import Teacher
+from pbrl.types import Float64
+
+
+class Panel:
+    """M teachers of the same character, each answering every pair by a label of its own.
+
+    `vote` says what becomes of the labels: with "mean" the probability is the share that prefers the second
+    clip, with "majority" the side that most members took. Each member's answer is a bit.
+    """
+
+    def __init__(self, *, teacher: Callable[..., Teacher], members: int, vote: Vote, rng: np.random.Generator) -> None:
+        if members < 1:
+            raise ValueError(f"a panel needs at least 1 member, not {members}")
+        if vote not in ("mean", "majority"):
+            raise ValueError(f'vote must be "mean" or "majority", not {vote!r}')
+        self.teacher = teacher(rng=rng)
+        self.members = members
+        self.vote = vote
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the members' temperature is solved for."""
+        return self.teacher.needs_calibration
+
+    def watch(self, clips: Float64) -> Impressions:
+        """Look at clips, as each member does."""
+        return self.teacher.watch(clips)
+
+    def compare(
+        self,
+        first: Float64 | Impressions,
+        second: Float64 | Impressions,
+        *,
+        mean_return: float,
+        episode_steps: int,
+        experts: int = 1,
+    ) -> Answers:
+        """Answer P pairs of clips (see `Oracle.compare`); with several experts, each is a panel of M."""
+        if experts < 1:
+            raise ValueError(f"experts must be at least 1, not {experts}")
+        judgement = self.teacher.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
+        panels = [
+            pool([self.teacher.answer(judgement) for _ in range(self.members)], self.vote) for _ in range(experts)
+        ]
+        return panels[0] if experts == 1 else pool(panels, "mean")
+
+    def calibrate(self, clips: Float64) -> float:
+        """Choose the members' temperature: the error rate is each member's, the panel errs less."""
+        return self.teacher.calibrate(clips)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return self.teacher.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.teacher.load_state_dict(state)

@@ -1,0 +1,110 @@
+"""Answers from a preference log: the same answers once more, or another teacher's to the same pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oracles.oracle import Answers, Impressions
+from oracles.panel import Panel
+from oracles.teacher import Teacher
+from pbrl.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.types import Float64
+
+
+class Replay:
+    """Answers a run's questions from the log of another, in order, as long as they are the same questions.
+
+    Two questions are the same if they are about as many pairs, with the same true sums, for as many experts.
+    """
+
+    def __init__(self, *, log: str, rng: np.random.Generator) -> None:
+        del rng  # what was left to chance is in the log
+        if not any(Path(log).glob("*.parquet")):
+            raise ValueError(f"there is no preference log in {Path(log).absolute()}: name its folder")
+        self.log = log
+        self.questions = questions(read(log))
+        self.question = 0  # the next one
+
+    needs_calibration = False
+
+    def watch(self, clips: Float64) -> Impressions:
+        """Sum the rewards, by which questions are recognised."""
+        sums = np.ascontiguousarray(clips, dtype=np.float64).sum(axis=1)
+        return Impressions(undiscounted=sums, myopic=sums, steps=clips.shape[1])
+
+    def compare(
+        self,
+        first: Float64 | Impressions,
+        second: Float64 | Impressions,
+        *,
+        mean_return: float,  # noqa: ARG002 (the log's answers are given already)
+        episode_steps: int,  # noqa: ARG002
+        experts: int = 1,
+    ) -> Answers:
+        """Answer P pairs as the log does, or refuse."""
+        first = first if isinstance(first, Impressions) else self.watch(first)
+        second = second if isinstance(second, Impressions) else self.watch(second)
+        where = f"question {self.question} in {self.log}"
+        if self.question == len(self.questions):
+            raise ValueError(f"there is no {where}: the log ends before this run")
+        table = self.questions[self.question]
+        asked = table["experts"][0].as_py()
+        if len(table) != len(first) or asked != experts:
+            raise ValueError(
+                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}"
+            )
+        answers = answers_of(table)
+        same = (answers.first_sum == first.undiscounted) & (answers.second_sum == second.undiscounted)
+        if not same.all():
+            pair = int(np.flatnonzero(~same)[0])
+            raise ValueError(
+                f"{where} has other clips: pair {pair} sums to {answers.first_sum[pair]} and "
+                f"{answers.second_sum[pair]}, here {first.undiscounted[pair]} and {second.undiscounted[pair]}"
+            )
+        self.question += 1
+        return answers
+
+    def calibrate(self, clips: Float64) -> float:  # noqa: ARG002
+        """Refuse: what is in the log has its temperature."""
+        raise RuntimeError(f"the answers in {self.log} are given: there is nothing to calibrate")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the log it stands."""
+        return {"question": self.question}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.question = state["question"]
+
+
+def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> None:
+    """Ask another oracle what a log was asked, and write its answers to a log of their own.
+
+    A log has the clips' sums, not their steps: enough for every trait of a teacher but myopia.
+    """
+    gamma = oracle.teacher.gamma if isinstance(oracle, Panel) else oracle.gamma
+    if gamma != 1.0:
+        raise ValueError(f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only 1")
+    for question in questions(table):
+        row = question.slice(0, 1).to_pylist()[0]
+        shared = {name: row[name] for name in ("mean_return", "episode_steps", "experts")}
+        first, second = (
+            Impressions(undiscounted=sums, myopic=sums, steps=row["clip_steps"])
+            for sums in (question["first_sum"].to_numpy(), question["second_sum"].to_numpy())
+        )
+        log.append(
+            oracle.compare(first, second, **shared),
+            iteration=row["iteration"],
+            first=question["first"].to_numpy(),
+            second=question["second"].to_numpy(),
+            first_step=question["first_step"].to_numpy(),
+            second_step=question["second_step"].to_numpy(),
+            clip_steps=row["clip_steps"],
+            **shared,
+        )
+    log.close()

@@ -1,0 +1,235 @@
+"""The simulated teacher: B-Pref's irrationalities with the paper's confidence scores.
+
+Lee et al. 2021, "B-Pref: Benchmarking Preference-Based Reinforcement Learning". For two clips of H steps with
+true rewards r1, r2, in this order:
+
+    1. U = sum_t r[t]                                  the undiscounted sums
+    2. skip unless max(U1, U2) > margin * eps_skip     (only if that threshold is > 0)
+    3. equal if |U1 - U2| < margin * eps_equal
+    4. S = sum_t gamma^(H - 1 - t) r[t]                what a myopic teacher remembers
+    5. q = link((S2 - S1) / tau)                       probability that the second is preferred
+    6. B ~ Bernoulli(q)                                the label
+    7. with probability eps_mistake: B <- 1 - B, q <- 1 - q
+    8. equal overrides: q = B = 1/2
+
+where margin = (mean return of the iteration) * H / T. A skipped pair stays in its row with q = B = 1/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from oracles.links import Link
+from oracles.oracle import Answers, Impressions, Reason, pool
+from oracles.temperature import BPREF_STEPS, Temperature
+from pbrl.types import Bool, Float64, Preferences
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the teacher thinks of P pairs before it speaks: steps 1 to 5, in which nothing is random."""
+
+    first_sum: Float64  # [P] U1
+    second_sum: Float64  # [P] U2
+    skipped: Bool  # [P]
+    equal: Bool  # [P]
+    gap: Float64  # [P] S2 - S1
+    probability: Float64  # [P] q of step 5
+    tau: float
+
+
+class Teacher:
+    """One teacher with its own random stream.
+
+    `tau` is stated in one of three ways (see `oracles.temperature`), `gamma` per step of a 50-step clip as
+    in B-Pref. `tie` is what a teacher with tau = 0 thinks of S1 = S2: "equal" (q = 1/2) or "first" (q = 0, as
+    in B-Pref). `bpref_compat` multiplies the thresholds by their epsilon twice from the second round of
+    labelling on, the slip in B-Pref's PEBBLE script; a round is one call of `compare`.
+    """
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        tau: float | Mapping[str, float],
+        gamma: float,
+        eps_mistake: float,
+        eps_skip: float,
+        eps_equal: float,
+        tie: Literal["equal", "first"],
+        bpref_compat: bool,
+        rng: np.random.Generator,
+    ) -> None:
+        for name, epsilon in (("mistake", eps_mistake), ("skip", eps_skip), ("equal", eps_equal)):
+            if not 0.0 <= epsilon <= 1.0:
+                raise ValueError(f"eps_{name} must be in [0, 1], not {epsilon}")
+        if not 0.0 < gamma <= 1.0:
+            raise ValueError(f"gamma must be in (0, 1] (1: no myopia), not {gamma}")
+        if tie not in ("equal", "first"):
+            raise ValueError(f'tie must be "equal" or "first", not {tie!r}')
+        self.link = link
+        self.temperature = Temperature(tau, eps_mistake=eps_mistake)
+        self.gamma = gamma
+        self.eps_mistake = eps_mistake
+        self.eps_skip = eps_skip
+        self.eps_equal = eps_equal
+        self.tie = tie
+        self.bpref_compat = bpref_compat
+        self.rng = rng
+        self.rounds = 0  # of labelling so far
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the temperature is solved for (`tau: {error_rate: ...}`)."""
+        return self.temperature.solved_for
+
+    def watch(self, clips: Float64) -> Impressions:
+        """Steps 1 and 4 for the rewards [K, H] of K clips. A row's sums do not depend on the other rows."""
+        try:
+            clips = np.ascontiguousarray(clips, dtype=np.float64)
+        except ValueError as error:
+            raise ValueError(f"clips must be numbers [clips, steps], all of one length: {error}") from error
+        if clips.ndim != 2 or 0 in clips.shape:
+            raise ValueError(f"rewards must be [clips, steps] with at least one of each, not {clips.shape}")
+        steps = clips.shape[1]
+        undiscounted = clips.sum(axis=1)
+        if not np.isfinite(undiscounted).all():
+            row = int(np.flatnonzero(~np.isfinite(undiscounted))[0])
+            raise ValueError(f"the rewards of clip {row} sum to {undiscounted[row]}: all must be finite")
+        if self.gamma == 1.0:
+            return Impressions(undiscounted=undiscounted, myopic=undiscounted, steps=steps)
+        gamma = self.gamma ** (BPREF_STEPS / steps)
+        weights = gamma ** np.arange(steps - 1.0, -1.0, -1.0)  # [H], 1 at the last step
+        return Impressions(undiscounted=undiscounted, myopic=np.einsum("kh,h->k", clips, weights), steps=steps)
+
+    def compare(
+        self,
+        first: Float64 | Impressions,
+        second: Float64 | Impressions,
+        *,
+        mean_return: float,
+        episode_steps: int,
+        experts: int = 1,
+    ) -> Answers:
+        """Answer P pairs of clips (see `Oracle.compare`); several experts are this teacher asked anew."""
+        if experts < 1:
+            raise ValueError(f"experts must be at least 1, not {experts}")
+        judgement = self.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
+        if experts == 1:
+            return self.answer(judgement)
+        return pool([self.answer(judgement) for _ in range(experts)], "mean")
+
+    def judge(
+        self,
+        first: Float64 | Impressions,
+        second: Float64 | Impressions,
+        *,
+        mean_return: float,
+        episode_steps: int,
+    ) -> Judgement:
+        """Steps 1 to 5: one round of labelling, up to what is left to chance."""
+        first = first if isinstance(first, Impressions) else self.watch(first)
+        second = second if isinstance(second, Impressions) else self.watch(second)
+        if len(first) != len(second) or first.steps != second.steps:
+            raise ValueError(
+                f"a pair is two clips of equal length: got {len(first)} clips of {first.steps} steps "
+                f"and {len(second)} of {second.steps}"
+            )
+        if len(first) == 0:
+            raise ValueError("there are no pairs to compare: ask about at least one")
+        if not np.isfinite(mean_return):
+            raise ValueError(f"mean_return must be finite, not {mean_return}")
+        if episode_steps < first.steps:
+            raise ValueError(f"clips of {first.steps} steps are longer than the episode's {episode_steps}")
+        tau = self.temperature.for_clip(first.steps)
+        margin = mean_return * first.steps / episode_steps
+        judgement = self._judge(first, second, margin=margin, tau=tau)
+        self.rounds += 1
+        return judgement
+
+    def _judge(self, first: Impressions, second: Impressions, *, margin: float, tau: float) -> Judgement:
+        slip = self.bpref_compat and self.rounds > 0
+        skip_threshold = margin * self.eps_skip * (self.eps_skip if slip else 1.0)
+        equal_threshold = margin * self.eps_equal * (self.eps_equal if slip else 1.0)
+        best = np.maximum(first.undiscounted, second.undiscounted)
+        gap = second.myopic - first.myopic
+        return Judgement(
+            first_sum=first.undiscounted,
+            second_sum=second.undiscounted,
+            skipped=(best <= skip_threshold) & (skip_threshold > 0.0),
+            equal=np.abs(first.undiscounted - second.undiscounted) < equal_threshold,
+            gap=gap,
+            probability=self._probability(gap, tau),
+            tau=tau,
+        )
+
+    def _probability(self, gap: Float64, tau: float) -> Float64:
+        if tau > 0.0:
+            with np.errstate(over="ignore"):  # a gap that is infinite in units of tau is a certain one
+                return self.link(gap / tau)
+        return np.where(gap == 0.0, 0.5 if self.tie == "equal" else 0.0, np.where(gap > 0.0, 1.0, 0.0))
+
+    def answer(self, judgement: Judgement) -> Answers:
+        """Steps 6 to 8 for one expert.
+
+        Draws `rng.random((2, P))`, for the labels and for the mistakes, whether they are needed or not: no
+        trait of a teacher moves its stream. The first draw decides whether the teacher says what it thinks,
+        not which clip it names: for the same draws, swapping two clips swaps the label, as it turns q into
+        1 - q. Only where S1 = S2 is the label a plain coin toss.
+        """
+        q = judgement.probability
+        label_draw, mistake_draw = self.rng.random((2, len(q)))
+        label = np.where(judgement.gap >= 0.0, label_draw < q, label_draw >= 1.0 - q).astype(np.float64)
+        mistaken = mistake_draw < self.eps_mistake
+        q = np.where(mistaken, 1.0 - q, q)
+        label = np.where(mistaken, 1.0 - label, label)
+        unjudged = judgement.equal | judgement.skipped
+        q = np.where(unjudged, 0.5, q)
+        reason = np.where(mistaken, Reason.MISTAKEN, Reason.ANSWERED)
+        reason = np.where(judgement.equal, Reason.EQUAL, reason)
+        return Answers(
+            preferences=Preferences(
+                probability=q,
+                score=2.0 * q - 1.0,
+                label=np.where(unjudged, 0.5, label),
+                answered=~judgement.skipped,
+            ),
+            reason=np.where(judgement.skipped, Reason.SKIPPED, reason).astype(np.uint8),
+            first_sum=judgement.first_sum,
+            second_sum=judgement.second_sum,
+            bits=(~judgement.skipped).astype(np.int64),
+            tau=judgement.tau,
+        )
+
+    def calibrate(self, clips: Float64) -> float:
+        """Solve for the temperature at which the teacher errs in the wanted share of its answers; return it.
+
+        All pairs of the given clips [K, H] count that it neither skips nor finds equal. An error is a label
+        that contradicts the order of the undiscounted sums, be it from noise, a mistake or myopia.
+        """
+        seen = self.watch(clips)
+        i, j = np.triu_indices(len(seen), k=1)
+        pairs = self._judge(seen[i], seen[j], margin=float(seen.undiscounted.mean()), tau=0.0)
+        truth = np.sign(pairs.second_sum - pairs.first_sum)
+        judged = ~pairs.skipped & ~pairs.equal & (truth != 0.0)
+        gaps = (truth * pairs.gap)[judged]
+        return self.temperature.solve(gaps, seen.steps, link=self.link, eps_mistake=self.eps_mistake)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly; plain numbers, fit for JSON."""
+        return {
+            "rng": self.rng.bit_generator.state,
+            "rounds": self.rounds,
+            "temperature": self.temperature.solution,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.rng.bit_generator.state = state["rng"]
+        self.rounds = state["rounds"]
+        solution = state["temperature"]
+        self.temperature.solution = None if solution is None else (solution[0], solution[1])

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pbrl.policy import GaussianPolicy
+from pbrl.simulator import Simulator
+
+NATIVE = [
+    "walker_stand",
+    "walker_walk",
+    "walker_run",
+    "cheetah_run",
+    "hopper_stand",
+    "hopper_hop",
+    "quadruped_walk",
+    "quadruped_run",
+    "swimmer_swimmer6",
+    "swimmer_swimmer15",
+    "fish_upright",
+    "fish_swim",
+    "humanoid_stand",
+    "humanoid_walk",
+    "humanoid_run",
+]
+
+
+@pytest.fixture(params=NATIVE)
+def native_task(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make_policy() -> Callable[..., GaussianPolicy]:
+    def make(simulator: Simulator, hidden: tuple[int, ...] = (32, 32), **changes: Any) -> GaussianPolicy:
+        settings = {"hidden_gain": 2**0.5, "output_gain": 1.0, "initial_log_std": -0.5, **changes}
+        return GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=hidden, **settings)
+
+    return make
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from oracles import links
+from oracles.teacher import Teacher
+from pbrl.preference_log import PreferenceLog
+
+
+@pytest.fixture(scope="session")
+def recorded_log(tmp_path_factory):
+    """A log of two questions, for one expert and for four: its folder, the rewards, and the pairs asked."""
+    folder = tmp_path_factory.mktemp("recorded")
+    rng = np.random.default_rng(8)
+    rewards = rng.normal(1.0, 1.0, size=(16, 10))
+    first, second = rng.integers(16, size=(2, 40))
+    teacher = Teacher(
+        link=links.logistic,
+        tau=1.0,
+        gamma=0.9,
+        eps_mistake=0.1,
+        eps_skip=0.8,
+        eps_equal=0.1,
+        tie="equal",
+        bpref_compat=False,
+        rng=np.random.default_rng(9),
+    )
+    log = PreferenceLog(folder)
+    seen = teacher.watch(rewards)
+    for iteration, experts in enumerate((1, 4)):
+        question = {"mean_return": 10.0, "episode_steps": 10, "experts": experts}
+        log.append(
+            teacher.compare(seen[first], seen[second], **question),
+            iteration=iteration,
+            first=first,
+            second=second,
+            first_step=0,
+            second_step=0,
+            clip_steps=10,
+            **question,
+        )
+    log.close()
+    return folder, rewards, first, second

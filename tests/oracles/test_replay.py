@@ -1,0 +1,98 @@
+"""Answers from a log: the same ones once more, or another teacher's to the same pairs."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from oracles import links
+from oracles.oracle import Reason
+from oracles.panel import Panel
+from oracles.replay import Replay, relabel
+from oracles.teacher import Teacher
+from pbrl.preference_log import PreferenceLog, answers_of, questions, read
+
+QUESTION = {"mean_return": 10.0, "episode_steps": 10}
+RATIONAL = partial(
+    Teacher,
+    link=links.logistic,
+    tau=0.0,
+    gamma=1.0,
+    eps_mistake=0.0,
+    eps_skip=0.0,
+    eps_equal=0.0,
+    tie="equal",
+    bpref_compat=False,
+)
+
+
+@pytest.fixture
+def replay(recorded_log):
+    return Replay(log=str(recorded_log[0]), rng=np.random.default_rng(0))
+
+
+def assert_same(one, other):
+    np.testing.assert_equal(vars(one.preferences), vars(other.preferences))
+    np.testing.assert_array_equal(one.reason, other.reason)
+    np.testing.assert_array_equal(one.bits, other.bits)
+    assert one.tau == other.tau
+
+
+def test_the_same_questions_get_the_same_answers(replay, recorded_log):
+    folder, rewards, first, second = recorded_log
+    logged = [answers_of(question) for question in questions(read(folder))]
+    assert {*logged[0].reason} == {*Reason}
+    assert_same(replay.compare(rewards[first], rewards[second], **QUESTION), logged[0])
+    seen = replay.watch(rewards)
+    assert_same(replay.compare(seen[first], seen[second], **QUESTION, experts=4), logged[1])
+    with pytest.raises(ValueError, match=r"there is no question 2 in .*: the log ends before this run"):
+        replay.compare(rewards[first], rewards[second], **QUESTION)
+
+
+def test_other_questions_are_refused_and_do_not_count(replay, recorded_log):
+    _, rewards, first, second = recorded_log
+    with pytest.raises(ValueError, match="is about 40 pairs for 1 experts, this one about 39 for 1"):
+        replay.compare(rewards[first[1:]], rewards[second[1:]], **QUESTION)
+    with pytest.raises(ValueError, match="is about 40 pairs for 1 experts, this one about 40 for 2"):
+        replay.compare(rewards[first], rewards[second], **QUESTION, experts=2)
+    other = rewards.copy()
+    other[first[0], 3] += 1e-9
+    with pytest.raises(ValueError, match=r"question 0 in .* has other clips: pair 0 sums to"):
+        replay.compare(other[first], other[second], **QUESTION)
+    assert replay.state_dict() == {"question": 0}
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no preference log in"):
+        Replay(log=str(tmp_path / "nowhere"), rng=np.random.default_rng(0))
+
+
+def test_there_is_nothing_to_calibrate(replay, recorded_log):
+    with pytest.raises(RuntimeError, match="nothing to calibrate"):
+        replay.calibrate(recorded_log[1])
+
+
+@pytest.mark.parametrize("traits", [{}, {"tau": 1.0, "eps_mistake": 0.2, "eps_skip": 0.5, "eps_equal": 0.2}])
+def test_relabelling_is_asking_the_other_teacher(recorded_log, tmp_path, traits):
+    folder, rewards, first, second = recorded_log
+    relabel(read(folder), RATIONAL(**traits, rng=np.random.default_rng(1)), PreferenceLog(tmp_path))
+    relabelled, original = read(tmp_path), read(folder)
+    kept = ["iteration", "question", "first", "second", "clip_steps", "experts", "first_sum", "second_sum"]
+    assert relabelled.select(kept).equals(original.select(kept))
+    teacher = RATIONAL(**traits, rng=np.random.default_rng(1))
+    for question, experts in zip(questions(relabelled), (1, 4), strict=True):
+        asked = teacher.compare(rewards[first], rewards[second], **QUESTION, experts=experts)
+        assert_same(answers_of(question), asked)
+
+
+def test_a_panel_can_relabel(recorded_log, tmp_path):
+    panel = Panel(teacher=RATIONAL, members=3, vote="mean", rng=np.random.default_rng(1))
+    relabel(read(recorded_log[0]), panel, PreferenceLog(tmp_path))
+    assert read(tmp_path)["bits"].to_pylist() == [3] * 40 + [12] * 40
+
+
+def test_a_myopic_teacher_cannot_judge_by_sums(recorded_log, tmp_path):
+    myopic = RATIONAL(gamma=0.9, rng=np.random.default_rng(1))
+    with pytest.raises(ValueError, match=r"keeps sums, not steps: .* gamma = 0.9"):
+        relabel(read(recorded_log[0]), myopic, PreferenceLog(tmp_path))
+    assert len(read(tmp_path)) == 0
