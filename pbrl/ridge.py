@@ -156,9 +156,7 @@ class Experiment:
         if paper and isinstance(optimizer, NCRS) and isinstance(oracle, UniformMargin | Confidence):
             average = float(done.gradient_norm[:iterations].mean())
             gap = float(problem.value(problem.start()))
-            bound = oracle.bound(
-                step=size / k, iterations=iterations, gap=gap, directions=optimizer.directions, k=k
-            )
+            bound = oracle.bound(step=size / k, iterations=iterations, gap=gap, directions=optimizer.directions, k=k)
         return Cell(
             track=track,
             k=k,

@@ -163,9 +163,7 @@ def test_a_batch_of_one_is_a_run_alone(optimizer: type) -> None:
 
 @pytest.mark.parametrize("optimizer", SETTINGS)
 @given(changed=st.integers(0, 3), score=st.floats(-1, 1), seed=st.integers(0, 2**32))
-def test_the_runs_of_a_batch_do_not_touch_each_other(
-    optimizer: type, changed: int, score: float, seed: int
-) -> None:
+def test_the_runs_of_a_batch_do_not_touch_each_other(optimizer: type, changed: int, score: float, seed: int) -> None:
     base, other = (build(optimizer, np.ones((4, 3)), seed) for _ in range(2))
     scores = np.full(4, 0.5)
     scores_changed = np.where(np.arange(4) == changed, score, scores)
