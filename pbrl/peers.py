@@ -135,8 +135,8 @@ class Saha2021:
         if decided.any():
             o = np.where(decided, np.sign(excess), 0).astype(self.x.dtype)
             self.x = self.x - self.step * o[..., None] * self.u
-            fresh = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
-            self.u = np.where(decided[..., None], fresh, self.u)
+            self.u = self.u.copy()
+            self.u[decided] = self.directions.draw(self.rng, self.u[decided].shape, self.x.dtype)
             self.lost, self.duels = np.where(decided, 0, self.lost), np.where(decided, 0, self.duels)
             self.iteration = self.iteration + decided
 

@@ -135,7 +135,7 @@ def draw(cells: Sequence[Cell], experiment: Experiment, folder: Path) -> None:
         axis.set(title=oracle.replace("_", " "), xscale="log", yscale="log")
         axis.set(xlabel="intrinsic dimension k", ylabel="comparisons to the target")
         axis.set_xticks(active, [str(k) for k in active])
-        axis.minorticks_off()
+        axis.set_xticks([], minor=True)
         axis.legend(fontsize=7)
     save(figure, folder / "comparisons_against_k")
 
