@@ -3,15 +3,26 @@
 Importing it makes every task known to gymnasium: `gymnasium.make_vec("pbrl/walker_walk-v0", num_envs=64)`.
 """
 
-from importlib.resources import files as _files
+from importlib.util import find_spec as _find_spec
+from pathlib import Path as _Path
 
 import gymnasium as _gymnasium
 
-for _path in sorted(_path.name for _path in (_files("conf") / "env").iterdir()):
-    if _path.endswith(".yaml") and f"pbrl/{_path[:-5]}-v0" not in _gymnasium.registry:
+_home = _Path(__file__).parent.parent
+for _name in ("agents", "oracles", "conf"):
+    _spec = _find_spec(_name)
+    if _spec is None or _spec.origin is None or _Path(_spec.origin).parent.parent != _home:
+        raise ImportError(
+            f"pbrl comes with a package `{_name}`, but `import {_name}` finds "
+            f"{_spec.origin if _spec and _spec.origin else 'nothing'}: uninstall the other package of that name, "
+            "or run from a folder that has none"
+        )
+
+for _task in sorted(_path.stem for _path in (_home / "conf" / "env").glob("*.yaml")):
+    if f"pbrl/{_task}-v0" not in _gymnasium.registry:
         _gymnasium.register(
-            f"pbrl/{_path[:-5]}-v0",
+            f"pbrl/{_task}-v0",
             entry_point="pbrl.vector:SingleEnv",
             vector_entry_point="pbrl.vector:BatchedEnv",
-            kwargs={"task": _path[:-5]},
+            kwargs={"task": _task},
         )

@@ -21,6 +21,7 @@ from typing import Any
 import hydra
 import mujoco
 import numpy as np
+from hydra.utils import instantiate
 from mujoco import rollout
 from omegaconf import DictConfig
 from rich.console import Console
@@ -28,6 +29,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import pbrl.vector
+from oracles.speed import seconds
 from pbrl import native, tasks
 from pbrl.policy import GaussianPolicy
 from pbrl.simulator import Simulator
@@ -222,6 +224,12 @@ def main(cfg: DictConfig) -> None:
         writer.writerows(rows)
     Console().print(table)
     print(f"written to {output / 'simulator.csv'}")
+    teacher = instantiate(cfg.oracle, rng=np.random.default_rng(0))
+    reading, comparing = seconds(teacher, rng=np.random.default_rng(1), repeats=cfg.alternations, **cfg.comparisons)
+    print(
+        f"{cfg.comparisons.pairs:,} comparisons of {cfg.comparisons.steps}-step clips take the teacher "
+        f"{comparing:.3f} s, {reading:.3f} s of it to read the rewards"
+    )
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Ledger:
         return behaviour
 
     def compare(self, pairs: Pairs) -> Preferences:
-        """Put the pairs to the oracle, and charge them."""
+        """Put the pairs to the oracle, and charge them. The agent may do with the answers what it likes."""
         first_trajectory, rewards = self._paid_for(pairs.behaviour)
         if len(pairs) > self.pairs_left:
             raise BudgetError(
@@ -166,7 +166,7 @@ class Ledger:
                 clip_steps=first.steps,
                 **question,
             )
-        return answers.preferences
+        return Preferences(**{name: given.copy() for name, given in vars(answers.preferences).items()})
 
     def _paid_for(self, asked: Behaviour) -> tuple[int, Float64]:
         """The number of a collection's first trajectory in the iteration, and its true rewards."""
@@ -198,7 +198,8 @@ class Ledger:
     ) -> None:
         """Let an oracle whose temperature is solved for choose it on trajectories that nobody pays for.
 
-        `parameters` [d] are the current policy's. Other oracles need no calibration: nothing is collected.
+        Call it once the iteration is open, with a simulator of its own and the current policy's `parameters` [d].
+        Other oracles need no calibration: nothing is collected.
         """
         if self.oracle.needs_calibration:
             uncharged = simulator.collect(

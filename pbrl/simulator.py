@@ -29,7 +29,7 @@ _CHUNK = 8  # trajectories: two of the policy's blocks, small enough to keep all
 _DEFAULT_STEPS = 1000  # for the few tasks of the suite without a time limit
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -62,7 +62,7 @@ class Simulator:
         if self.native and tasks.native(task) is None:
             raise ValueError(f"{task} has no compiled loops: there is no pbrl/tasks/ file for it")
         self.task = task
-        self.threads = threads or _cores()
+        self.threads = threads or cores()
         self.obs_size = len(flatten(environment.reset().observation))
         self.act_size = int(np.prod(environment.action_spec().shape))
         self._seed = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)

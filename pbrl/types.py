@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pbrl.ledger import Budget
+    from pbrl.policy import GaussianPolicy
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -85,8 +89,14 @@ class Preferences:
 class Agent(Protocol):
     """Learns a policy from preferences alone."""
 
-    def ask(self, budget: Any) -> Pairs | None:
-        """Collect trajectories within the budget and say what to compare; None when done with the iteration."""
+    policy: GaussianPolicy  # the architecture
+
+    @property
+    def parameters(self) -> Float32:
+        """The incumbent, for evaluation [size]."""
+
+    def ask(self, budget: Budget) -> Pairs | None:
+        """Collect trajectories within the budget and say what to compare; None when it is used up."""
 
     def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
         """Update once from the answers to what was asked."""

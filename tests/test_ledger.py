@@ -11,6 +11,7 @@ from oracles import links
 from oracles.panel import Panel
 from oracles.teacher import Teacher
 from pbrl.ledger import BudgetError, Ledger
+from pbrl.preference_log import PreferenceLog, read
 from pbrl.types import Behaviour, Pairs, Preferences
 from tests.fake_simulator import FakeSimulator
 
@@ -296,6 +297,18 @@ def test_what_was_returned_does_not_change_with_the_rewards():
     np.testing.assert_equal([vars(behaviour), vars(preferences)], before)
     assert not any(np.shares_memory(kept[0].task_rewards, array) for array in vars(preferences).values())
     assert books.iteration_metrics()["teacher_error_rate"] == metrics
+
+
+def test_what_agents_do_to_their_answers_does_not_reach_the_books(tmp_path):
+    books = ledger(eps_mistake=1.0)
+    books.preference_log = PreferenceLog(tmp_path)
+    preferences = books.compare(pairs_of(collect(books.open_iteration(0))))
+    before = books.iteration_metrics()
+    for array in vars(preferences).values():
+        array[:] = 1
+    assert books.iteration_metrics() == before
+    books.close()
+    assert read(tmp_path)["label"].to_pylist() == [0, 0, 0, 0]
 
 
 # Metrics

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from oracles import links
+from oracles.replay import Replay
 from oracles.teacher import Teacher
 from pbrl import preference_log
 from pbrl.ledger import Ledger
@@ -32,10 +33,10 @@ TEACHER = partial(
 class Run:
     """A run that compares twice per iteration and may die anywhere."""
 
-    def __init__(self, folder, state=None):
+    def __init__(self, folder, state=None, oracle=None):
         self.ledger = Ledger(
             simulator=FakeSimulator(steps=7),
-            oracle=TEACHER(rng=np.random.default_rng(3)),
+            oracle=oracle or TEACHER(rng=np.random.default_rng(3)),
             trajectories_per_iteration=8,
             pairs_per_iteration=8,
             preference_log=PreferenceLog(folder),
@@ -198,6 +199,21 @@ def test_a_machine_that_stops_while_writing_costs_nothing(tmp_path, uninterrupte
     resumed.iterate(ITERATIONS - 3)
     resumed.ledger.close()
     assert read(tmp_path).equals(uninterrupted)
+
+
+def test_a_run_can_be_replayed_from_its_log_and_resumed_in_between(tmp_path, uninterrupted):
+    original = Run(tmp_path / "original")
+    original.iterate(ITERATIONS)
+    original.ledger.close()
+    log = str(tmp_path / "original")
+    replayed = Run(tmp_path / "replayed", oracle=Replay(log=log, rng=np.random.default_rng(5)))
+    replayed.iterate(2)
+    state = replayed.checkpoint()
+    resumed = Run(tmp_path / "replayed", state, oracle=Replay(log=log, rng=np.random.default_rng(6)))
+    resumed.iterate(ITERATIONS - 2)
+    resumed.ledger.close()
+    assert read(tmp_path / "replayed").equals(uninterrupted)
+    assert resumed.ledger.counts() == original.ledger.counts()
 
 
 def test_a_checkpoint_without_its_log_is_refused(tmp_path):

@@ -1,0 +1,134 @@
+"""Is this configuration one that can be run? If not, a sentence that says which setting, and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra.utils import get_object
+
+import conf
+
+# What the runner adds to a node's own settings.
+RUNTIME = {"agent": ("policy", "rng", "trajectories"), "agent.policy": ("obs_size", "act_size"), "oracle": ("rng",)}
+
+
+class ConfigurationError(ValueError):
+    """A setting that makes no sense, alone or beside another."""
+
+
+def choices(group: str) -> list[str]:
+    """What a group of the configuration offers."""
+    return sorted(path.stem for path in (Path(conf.__file__).parent / group).glob("*.yaml"))
+
+
+def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
+    """Refuse a command line that chooses what a group does not have, with near matches."""
+    for argument in arguments:
+        group, equals, values = argument.partition("=")
+        if not equals or group not in groups:
+            continue
+        for value in values.split(","):
+            if value not in (offered := choices(group)) and value != "null" and value.isidentifier():
+                near = difflib.get_close_matches(value, offered, n=5, cutoff=0.5) or offered
+                raise ConfigurationError(f"there is no {group} {value!r}; did you mean {', '.join(near)}?")
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Refuse settings that make no sense, by name."""
+    for name in ("iterations", "trajectories", "pairs", "checkpoint_every"):
+        _at_least(cfg, name, 1)
+    _at_least(cfg, "seed", 0)
+    _at_least(cfg["evaluation"], "every", 1, "evaluation.")
+    _at_least(cfg["evaluation"], "trajectories", 1, "evaluation.")
+    _at_least(cfg["calibration"], "trajectories", 2, "calibration.")
+    if cfg["threads"] is not None:
+        _at_least(cfg, "threads", 1)
+    if cfg["trajectories"] % 2:
+        raise ConfigurationError(
+            f"trajectories must be even, since they are compared in pairs, not {cfg['trajectories']}"
+        )
+    if cfg["pairs"] < cfg["trajectories"] // 2:
+        raise ConfigurationError(
+            f"pairs={cfg['pairs']} leaves some of the {cfg['trajectories']} trajectories uncompared: "
+            f"use pairs={cfg['trajectories'] // 2}, or fewer trajectories"
+        )
+    if cfg["wandb"]["mode"] not in ("auto", "online", "offline", "disabled"):
+        raise ConfigurationError(f"wandb.mode must be auto, online, offline or disabled, not {cfg['wandb']['mode']!r}")
+    for group in ("agent", "oracle"):
+        check_node(cfg[group], group)
+
+
+# Settings that make a run what it is; the others may change when it is continued.
+IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two configurations describe different runs: `agent.votes: 32, not 16`."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = [key for key in {**one, **other} if path or key in IDENTITY]
+        return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if one == other else [f"{path}: {other}, not {one}"]
+
+
+def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:
+    value = node[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigurationError(f"{prefix}{name} must be a whole number of at least {minimum}, not {value!r}")
+
+
+def check_node(node: Any, path: str) -> None:
+    """Compare a node's settings with what its `_target_` takes: missing, surplus and mistyped ones have a name."""
+    if not isinstance(node, Mapping):
+        return
+    for key, value in node.items():
+        check_node(value, f"{path}.{key}")
+    if "_target_" not in node or node["_target_"].startswith("hydra."):
+        return
+    target = get_object(node["_target_"])
+    parameters = inspect.signature(target, eval_str=True).parameters
+    given = {key: value for key, value in node.items() if not key.startswith("_")}
+    for key, value in given.items():
+        if key not in parameters:
+            near = difflib.get_close_matches(key, parameters, n=1)
+            raise ConfigurationError(
+                f"{path}.{key} is a setting that nobody reads" + (f"; did you mean {path}.{near[0]}?" if near else "")
+            )
+        if not _fits(value, parameters[key].annotation):
+            raise ConfigurationError(f"{path}.{key} must be {_named(parameters[key].annotation)}, not {value!r}")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in given and key not in RUNTIME.get(path, ()):
+            raise ConfigurationError(f"{path}.{key} is missing: {node['_target_']} needs it")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a plain value is of the annotated type; what is not plain is left to the object itself."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(annotation))
+    if origin is Literal:
+        return value in typing.get_args(annotation)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation in (bool, str):
+        return isinstance(value, annotation)
+    if annotation is type(None):
+        return value is None
+    return not isinstance(value, int | float | str) or isinstance(value, Mapping)
+
+
+def _named(annotation: Any) -> str:
+    """A type in words."""
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(str(each) for each in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(_named(each) for each in typing.get_args(annotation))
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "null"}
+    return words.get(annotation, str(annotation))

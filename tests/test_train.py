@@ -1,0 +1,234 @@
+"""The runner, as a user meets it: commands in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from pbrl.record import read
+
+ROOT = Path(__file__).parent.parent
+TINY = [
+    "env=cheetah_run",
+    "env.steps=5",
+    "trajectories=8",
+    "pairs=4",
+    "agent.policy.hidden=[8,8]",
+    "evaluation.every=3",
+    "evaluation.trajectories=2",
+    "checkpoint_every=2",
+    "threads=1",
+    "wandb.mode=disabled",
+]
+SEARCH = [*TINY, "agent.votes=4"]
+
+
+def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pbrl.train", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train(arguments: list[str], folder: Path) -> tuple[int, str, str]:
+    process = start(arguments, folder)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def record(folder: Path) -> list[dict[str, Any]]:
+    """All rows of a run, but for the times."""
+    rows = read(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+
+
+def test_a_run_leaves_what_the_readme_promises(tmp_path: Path) -> None:
+    code, out, err = train([*SEARCH, "iterations=5"], tmp_path)
+    assert code == 0, err
+    folder = tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences", "checkpoint"
+    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}  # and nothing anywhere else
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4]
+    promised = {"iteration", "return_mean", "return_std", "trajectories", "env_steps", "pairs_asked", "pairs_answered"}
+    for row in rows:
+        assert promised | {"seconds_collect", "seconds_ask", "seconds_learn"} <= set(row)
+        assert ("eval_return" in row) == (row["iteration"] in (0, 3, 4))
+    assert rows[-1]["trajectories"] == 40
+    assert rows[-1]["env_steps"] == 200
+    assert rows[-1]["pairs_asked"] == 20
+    assert load_file(folder / "policy.safetensors")["parameters"].dtype == np.float32
+    assert yaml.safe_load((folder / "config.yaml").read_text())["agent"]["votes"] == 4
+    assert "return, first and last tenth" in out
+    # The same command leaves it alone; resume=false starts over and keeps it.
+    before = (folder / "metrics.jsonl").stat().st_mtime_ns
+    code, out, _ = train([*SEARCH, "iterations=5"], tmp_path)
+    assert code == 0
+    assert "nothing is left to do" in out
+    assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
+    code, _, err = train([*SEARCH, "iterations=5", "resume=false"], tmp_path)
+    assert code == 0, err
+    assert record(folder.with_name("seed_0~1")) == record(folder)
+
+
+@pytest.mark.parametrize("agent", ["ncrs", "dpo"])
+def test_killed_at_random_moments_the_record_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> None:
+    """Kill -9, ten times for each agent, wherever it happens to be."""
+    arguments = [*(SEARCH if agent == "ncrs" else TINY), f"agent={agent}", "iterations=60"]
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    code, _, err = train(arguments, tmp_path / "whole")
+    assert code == 0, err
+    run = f"runs/cheetah_run/{agent}/irrational/seed_0"
+    moments = random.Random(agent)
+    kills = 0
+    while kills < 10:
+        process = start(arguments, tmp_path / "killed")
+        began = time.monotonic()
+        target = moments.uniform(0, 1.5)  # seconds after the first row of this process
+        rows = _rows(tmp_path / "killed" / run)
+        while process.poll() is None and _rows(tmp_path / "killed" / run) <= rows and time.monotonic() - began < 60:
+            time.sleep(0.02)
+        time.sleep(target)
+        process.kill()
+        process.communicate()
+        kills += 1
+    code, _, err = train(arguments, tmp_path / "killed")
+    assert code == 0, err
+    assert record(tmp_path / "killed" / run) == record(tmp_path / "whole" / run)
+    parameters = [load_file(tmp_path / way / run / "policy.safetensors")["parameters"] for way in ("whole", "killed")]
+    np.testing.assert_array_equal(*parameters)
+
+
+def _rows(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = [*SEARCH, "checkpoint_every=1000", "iterations=5000"]
+    process = start(arguments, tmp_path)
+    folder = tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0"
+    while _rows(folder) < 3 and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    rows = _rows(folder)
+    assert f"stopped after {rows} of 5000 iterations; the same command goes on" in out
+    assert "finishing this iteration" in err
+    process = start(arguments, tmp_path)
+    while _rows(folder) < rows + 2 and process.poll() is None:
+        time.sleep(0.05)
+    process.kill()
+    out, _ = process.communicate()
+    assert f"{rows} of 5000 iterations are there" in out
+    assert [row["iteration"] for row in record(folder)] == list(range(len(record(folder))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["agent=ncsr"], "there is no agent 'ncsr'; did you mean ncrs"),
+        (["env=walker_wlak"], "there is no env 'walker_wlak'; did you mean walker_walk"),
+        (["oracle=irational"], "there is no oracle 'irational'; did you mean irrational"),
+        (["iterations=0"], "iterations must be a whole number of at least 1, not 0"),
+        (["trajectories=-64"], "trajectories must be a whole number of at least 1, not -64"),
+        (["trajectories=63"], "trajectories must be even, to be compared in pairs, not 63"),
+        (["pairs=16"], "pairs=16 leaves some of the 64 trajectories uncompared"),
+        (["agent.votes=99"], "votes must be between 1 and 32, half the trajectories, not 99"),
+        (["agent.votes=many"], "agent.votes must be a whole number, not 'many'"),
+        (["agent.collect=some"], "agent.collect must be sampled or mean, not 'some'"),
+        (["agent.step.maximum=-1"], "0 < minimum <= maximum"),
+        (["+agent.momentum=0.9"], "agent.momentum is a setting that nobody reads"),
+        (["agent.vots=3"], "Key 'vots' is not in struct"),
+        (["oracle.eps_mistake=1.5"], "eps_mistake must be in [0, 1], not 1.5"),
+        (["oracle.tau=-1"], "tau"),
+        (["env.steps=2000"], "steps must be between 1 and 1000"),
+        (["wandb.mode=maybe"], "wandb.mode must be auto, online, offline or disabled, not 'maybe'"),
+        (["threads=0"], "threads must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_nonsense_fails_at_the_start_with_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    code, out, err = train(arguments, tmp_path)
+    assert code != 0
+    assert sentence in err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())  # and leaves nothing behind
+
+
+def test_other_settings_do_not_continue_a_run(tmp_path: Path) -> None:
+    assert train([*SEARCH, "iterations=2"], tmp_path)[0] == 0
+    code, _, err = train([*SEARCH, "iterations=3", "agent.votes=2"], tmp_path)
+    assert code != 0
+    assert "holds a run with other settings (agent.votes: 4, not 2)" in err
+    code, _, err = train([*SEARCH, "iterations=3", "agent.votes=2", "name=fewer"], tmp_path)
+    assert code == 0, err
+    assert (tmp_path / "runs/cheetah_run/fewer/irrational/seed_0/metrics.jsonl").exists()
+    assert train([*SEARCH, "iterations=3", "threads=2"], tmp_path)[0] == 0  # what changes nothing may change
+
+
+def test_a_damaged_checkpoint_falls_back_and_a_hopeless_one_says_what_to_do(tmp_path: Path) -> None:
+    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
+    for folder in (whole, damaged):
+        folder.mkdir()
+    assert train([*SEARCH, "iterations=8"], whole)[0] == 0
+    assert train([*SEARCH, "iterations=6"], damaged)[0] == 0
+    run = "runs/cheetah_run/ncrs/irrational/seed_0"
+    newest = max((damaged / run / "checkpoint").iterdir())
+    (newest / "arrays.safetensors").write_bytes((newest / "arrays.safetensors").read_bytes()[:-100])
+    code, _, err = train([*SEARCH, "iterations=8"], damaged)
+    assert code == 0, err
+    assert record(damaged / run) == record(whole / run)
+    for path in (damaged / run / "checkpoint").iterdir():
+        (path / "state.json").write_text("{")
+    code, out, err = train([*SEARCH, "iterations=9"], damaged)
+    assert code != 0
+    assert "resume=false" in err
+    assert "Traceback" not in out + err
+    assert record(damaged / run) == record(whole / run)  # nothing was touched
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    code, out, err = train([*SEARCH, "iterations=1"], tmp_path)
+    assert code != 0
+    assert "runs" in err
+    assert "Traceback" not in out + err
+
+
+def test_a_calibrated_teacher_records_its_temperature(tmp_path: Path) -> None:
+    code, _, err = train([*SEARCH, "iterations=3", "env.steps=50", "oracle.tau={error_rate: 0.3}"], tmp_path)
+    assert code == 0, err
+    taus = [row["teacher_tau"] for row in record(tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0")]
+    assert len(set(taus)) == 3
+    assert min(taus) > 0
+
+
+def test_streams_are_apart(tmp_path: Path) -> None:
+    """Another teacher does not move the physics: the first iteration's trajectories are the same."""
+    for oracle in ("rational", "irrational"):
+        assert train([*SEARCH, "iterations=1", f"oracle={oracle}"], tmp_path)[0] == 0
+    first, second = (
+        record(tmp_path / f"runs/cheetah_run/ncrs/{name}/seed_0")[0] for name in ("rational", "irrational")
+    )
+    assert first["return_mean"] == second["return_mean"]
