@@ -35,7 +35,7 @@ def test_the_gradient_norm_is_that_of_the_value(z: list[float]) -> None:
     np.testing.assert_allclose(problem.gradient_norm(x), np.linalg.norm(numeric), atol=1e-5)
 
 
-@pytest.mark.parametrize("k", PAPER)
+@pytest.mark.parametrize("k", [1, 5, 10, 20, 40, 80])
 def test_every_run_starts_at_a_gradient_of_norm_one(k: int) -> None:
     assert Ridge(k).gradient_norm(Ridge(k).start()) == pytest.approx(1)
 
