@@ -135,8 +135,8 @@ class Saha2021:
         if decided.any():
             o = np.where(decided, np.sign(excess), 0).astype(self.x.dtype)
             self.x = self.x - self.step * o[..., None] * self.u
-            fresh = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
-            self.u = np.where(decided[..., None], fresh, self.u)
+            self.u = self.u.copy()
+            self.u[decided] = self.directions.draw(self.rng, self.u[decided].shape, self.x.dtype)
             self.lost, self.duels = np.where(decided, 0, self.lost), np.where(decided, 0, self.duels)
             self.iteration = self.iteration + decided
 
@@ -176,36 +176,19 @@ class Saha2025:
 
 
 @dataclass(eq=False)
-class Wang2025:
+class Wang2025(Saha2025):
     """Sign descent from two noisy evaluations (Wang et al. 2025), here from one noisy comparison.
 
     u ~ the unit sphere
     x <- x - eta sign(F(x + delta u) - F(x)) u
+
+    Saha2025's update from a one-sided pair; delta is the radius.
     """
-
-    x: Array  # [..., d]
-    _: KW_ONLY
-    step: float | Array  # eta
-    radius: float  # delta
-    directions: Directions
-    rng: np.random.Generator
-    iteration: int = field(default=0, init=False)
-    u: Array | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        check(self.x, step=self.step, radius=self.radius)
 
     def ask(self) -> tuple[Array, Array]:
         """(x + delta u, x)."""
         self.u = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
         return self.x + self.radius * self.u, self.x
-
-    def tell(self, score: ArrayLike) -> None:
-        """Step away from x + delta u if it is worse, towards it otherwise."""
-        u, self.u = asked(self.u), None
-        (o,) = np.sign(answers(score, self.x))
-        self.x = self.x - self.step * o[..., None] * u
-        self.iteration += 1
 
 
 @dataclass(eq=False)

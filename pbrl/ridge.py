@@ -139,7 +139,7 @@ class Experiment:
             budget=entry.budget,
             enough=lambda arrived: arrived.all(axis=-1).any(),
         )
-        # If the budget ended first: the c with which most seeds arrived, then the one with the least gradient.
+        # If the budget ended first: the c with which most seeds arrived, then the least gradient.
         missing = np.isnan(race.pairs).sum(axis=-1)
         best = np.lexsort((race.gradient_norm[-1], missing))[0]
         return float(self.tuning["grid"][best])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from oracles import links
 from pbrl.bounds import confidence_bound, uniform_margin_bound
 from pbrl.search import Array, Optimizer, squared_norm
 from pbrl.types import Bool, Float64
@@ -77,11 +78,12 @@ class UniformMargin:
 
 @dataclass
 class Confidence:
-    """Each vote is the confidence 2 sigma(difference) - 1 = tanh(difference / (2 scale)) of a logistic link.
+    """Each vote is the confidence 2 sigma(difference / scale) - 1 of a link sigma (Assumption 1.2).
 
     It is deterministic, so all votes on a pair agree: one evaluation that counts `votes` times.
     """
 
+    link: str  # a name in `oracles.links`
     scale: float  # tau
     votes: int
     rng: np.random.Generator
@@ -89,16 +91,16 @@ class Confidence:
     def __post_init__(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"the scale of the confidence must be positive, not {self.scale}")
+        self.sigma: links.Link = getattr(links, self.link)
 
     def __call__(self, difference: Array) -> Array:
         """Sum the votes."""
-        return self.votes * np.tanh(difference / (2 * self.scale))
+        return self.votes * np.sign(difference) * self.sigma.rho(np.abs(difference) / self.scale)
 
     def bound(self, **run: Any) -> float:
-        """Theorem 3.5's bound for a run of NCRS: C = 1, c = sigma'(0), and the largest r that c allows."""
-        slope = 1 / (4 * self.scale)
-        reach = 3.8300 * self.scale  # just below where tanh(r / (2 tau)) = r / (4 tau)
-        return confidence_bound(votes=self.votes, slope=slope, reach=reach, noise=1.0, **run)
+        """Theorem 3.5's bound for a run of NCRS."""
+        slope, reach = self.sigma.c / self.scale, self.sigma.r * self.scale
+        return confidence_bound(votes=self.votes, slope=slope, reach=reach, noise=self.sigma.C, **run)
 
 
 @dataclass
