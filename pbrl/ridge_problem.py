@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oracles import links
+from oracles import links, uniform_margin
 from pbrl.bounds import confidence_bound, uniform_margin_bound
 from pbrl.search import Array, Optimizer, squared_norm
 from pbrl.types import Bool, Float64
@@ -54,26 +54,19 @@ class Oracle(Protocol):
         """Sum the votes [...]; positive: the second point is better."""
 
 
-@dataclass
 class UniformMargin:
     """Each vote is a sign in {-1, +1}, right with probability 1/2 + advantage (Assumption 1.1)."""
 
-    advantage: float | Float64  # p in (0, 1/2]; an array [...] gives each run its own
-    votes: int
-    rng: np.random.Generator
-
-    def __post_init__(self) -> None:
-        if not (np.all(np.asarray(self.advantage) > 0) and np.all(np.asarray(self.advantage) <= 0.5)):
-            raise ValueError(f"the advantage p must lie in (0, 1/2], not {self.advantage}")
+    def __init__(self, advantage: float | Float64, votes: int, rng: np.random.Generator) -> None:
+        self.oracle, self.votes = uniform_margin.UniformMargin(p=advantage, rng=rng), votes
 
     def __call__(self, difference: Array) -> Array:
-        """Sum the votes; of two equal points the first is taken to be the better."""
-        right = self.rng.binomial(self.votes, 0.5 + self.advantage, difference.shape)
-        return np.where(difference > 0, 1, -1) * (2 * right - self.votes)
+        """Sum the votes."""
+        return self.oracle.compare(difference, votes=self.votes)
 
     def bound(self, **run: Any) -> float:
         """Theorem 2.2's bound for a run of NCRS."""
-        return uniform_margin_bound(advantage=float(self.advantage), **run)
+        return uniform_margin_bound(advantage=float(self.oracle.p), **run)
 
 
 @dataclass
