@@ -1,0 +1,267 @@
+"""wandb and TensorBoard, kept where they cannot harm a run: each follows the record from a process of its own.
+
+The run starts the process and writes its record as if nobody looked. Nothing that a mirror does, fails to do or waits
+for reaches the run, its randomness or its results. The end of the mirror's standard input tells it that the run is
+over, however it ended; what it has to say comes back on its standard output and is logged. A mirror begins with the
+first row each time, so the rows of a continued run are in it once, and all of them.
+
+The process runs this file: it imports nothing of pbrl, nor anything heavy before it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+AXES = ("iteration", "trajectories", "pairs_asked", "env_steps")
+MODES: dict[str, tuple[Any, ...]] = {
+    "auto": (None, "offline"),
+    "online": ("online", "offline"),
+    "offline": ("offline",),
+    "disabled": (),
+}
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 5.0  # for a mirror to say that it could not finish in time
+
+Row = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+def mirror_to_wandb(
+    record: Path,
+    *,
+    mode: str,
+    project: str,
+    entity: str | None,
+    group: str | None,
+    job_type: str,
+    name: str,
+    tags: Sequence[str],
+    config: Mapping[str, Any],
+    init_seconds: float,
+    finish_seconds: float,
+) -> MirrorProcess | None:
+    """Mirror a record to the wandb run of its folder.
+
+    `auto` does as wandb is set up: online if logged in, else offline. Whatever keeps it from being online, the rows
+    go to an offline run that `wandb sync` uploads. None if `disabled`.
+    """
+    if mode not in MODES:
+        raise ValueError(f"wandb's mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode == "disabled" or (mode == "auto" and os.environ.get("WANDB_MODE") == "disabled"):
+        return None
+    labels = {"project": project, "entity": entity, "group": group, "job_type": job_type, "name": name}
+    about = {**labels, "tags": list(tags), "config": dict(config)}
+    settings = {"mode": mode, "init_seconds": init_seconds, "about": about}
+    return MirrorProcess("wandb", record, settings, finish_seconds)
+
+
+def mirror_to_tensorboard(record: Path, *, finish_seconds: float) -> MirrorProcess:
+    """Mirror a record to the folder `tensorboard` beside it."""
+    return MirrorProcess("tensorboard", record, {}, finish_seconds)
+
+
+class MirrorProcess:
+    """A mirror at work, as the run sees it. Open the record first: the process follows what is there."""
+
+    def __init__(self, kind: str, record: Path, settings: Mapping[str, Any], finish_seconds: float) -> None:
+        self.kind = kind
+        self.finish_seconds = finish_seconds
+        self._log = record.absolute().parent / kind / "mirror.log"
+        self._process: subprocess.Popen[str] | None = None
+        order = {"kind": kind, "record": str(record.absolute()), "finish_seconds": finish_seconds, "settings": settings}
+        try:
+            first_line = json.dumps(order, default=str) + "\n"
+            self._log.parent.mkdir(exist_ok=True)
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C is for the run
+                )
+            self._listener = threading.Thread(target=self._listen, args=[self._process], daemon=True)
+            self._listener.start()
+            print(first_line, end="", file=self._process.stdin, flush=True)
+        except (OSError, TypeError, ValueError) as error:
+            logger.warning("%s could not be started (%s); the run goes on, and its record is complete", kind, error)
+
+    def close(self) -> None:
+        """The run is over: wait until the mirror is complete, but no longer than `finish_seconds`."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):  # it may be gone
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(self.finish_seconds + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._listener.join(GRACE_SECONDS)
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        with process.stdout as messages:  # type: ignore[union-attr]
+            for message in messages:
+                level, _, text = message.strip().partition(" ")
+                logger.log(logging.getLevelNamesMapping().get(level, logging.WARNING), "%s: %s", self.kind, text)
+        if process.wait() != 0:
+            logger.warning(
+                "%s ended by itself (code %d, see %s); the run goes on, and its record is complete",
+                self.kind,
+                process.returncode,
+                self._log,
+            )
+
+
+# From here on: what runs in the process.
+
+
+class Mirror(Protocol):
+    """Shows the rows of a record somewhere else. It is made from the record's path and its settings."""
+
+    def write(self, row: Row) -> None:
+        """Show one more row."""
+
+    def close(self) -> None:
+        """Show that there are no more."""
+
+
+class Wandb:
+    """A wandb run, found again by the identifier that the run's folder keeps."""
+
+    def __init__(self, record: Path, mode: str, init_seconds: float, about: dict[str, Any]) -> None:
+        folder = record.parent / "wandb"
+        os.environ["WANDB_SILENT"] = "true"
+        os.environ["WANDB_CACHE_DIR"] = str(folder / "cache")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call home even when offline
+        try:
+            import wandb
+        except ImportError as error:
+            raise RuntimeError(f"{error}; `pip install wandb`, or turn it off with its mode `disabled`") from error
+
+        note = folder / "run_id"
+        run_id = (note.read_text() if note.exists() else "") or secrets.token_hex(4)
+        note.write_text(run_id)
+        about |= {"id": run_id, "resume": "allow", "dir": str(record.parent)}
+        settings = wandb.Settings(silent=True, console="off", init_timeout=init_seconds)
+        for attempt in MODES[mode]:
+            try:
+                self.run = wandb.init(mode=attempt, settings=settings, **about)
+                break
+            except Exception as error:
+                if attempt == "offline":
+                    raise
+                say("WARNING", f"not online ({error}), so offline")
+                wandb.teardown()
+        self.folder = Path(self.run.dir).parent
+        if self.run.offline:
+            say("INFO", f"upload with `wandb sync {self.folder}`")
+        else:
+            say("INFO", f"{self.run.url}")
+        self.first = self.run.step  # what a continued run has already is not sent again
+        for axis in AXES:
+            self.run.define_metric(axis, hidden=True)
+        self.run.define_metric("*", step_metric="iteration")
+
+    def write(self, row: Row) -> None:
+        """Log what is a number, at the step of its iteration."""
+        if row["iteration"] >= self.first:
+            self.run.log({name: value for name, value in row.items() if value is not None}, step=row["iteration"])
+
+    def close(self) -> None:
+        """Finish. An offline run has every row, and takes the place of those that this run left before."""
+        offline, own = self.run.offline, self.folder.name
+        self.run.finish()
+        if offline:
+            for earlier in self.folder.parent.glob(f"*run-*-{own.rpartition('-')[2]}"):
+                if earlier.name != own:
+                    shutil.rmtree(earlier, ignore_errors=True)
+
+
+class TensorBoard:
+    """Scalars against the iteration."""
+
+    def __init__(self, record: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise RuntimeError(f"{error}; `pip install tensorboard`, or turn it off") from error
+
+        folder = record.parent / "tensorboard"
+        for earlier in folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        self.writer = SummaryWriter(str(folder))
+
+    def write(self, row: Row) -> None:
+        """Add what is a number."""
+        for name, value in row.items():
+            if value is not None and name != "iteration":
+                self.writer.add_scalar(name, value, row["iteration"])
+
+    def close(self) -> None:
+        """Put everything on disk."""
+        self.writer.close()
+
+
+def say(level: str, text: str) -> None:
+    """Tell the run's log, if the run is still there."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(messages, f"{level} {' '.join(text.split())}\n".encode())
+
+
+def follow(record: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
+    """The rows that are in a record and those that still come, until the run is over."""
+    with record.open("rb") as file:
+        half, more = b"", True
+        while more:
+            more = not over.wait(POLL_SECONDS)
+            *lines, half = (half + file.read()).split(b"\n")
+            yield from map(json.loads, lines)
+
+
+def main() -> None:
+    """Mirror the record that the first line of the standard input speaks of."""
+    order = json.loads(sys.stdin.readline())
+    record = Path(order["record"])
+    over = threading.Event()
+
+    def await_the_end() -> None:
+        os.read(sys.stdin.fileno(), 1)  # nothing comes but the end
+        over.set()
+        time.sleep(order["finish_seconds"])
+        state = f"not done {order['finish_seconds']} s after the run; what it has is in {record.parent / order['kind']}"
+        say("WARNING", f"{state}; the run's record is complete")
+        os._exit(0)
+
+    threading.Thread(target=await_the_end, daemon=True).start()
+    try:
+        kind = {"wandb": Wandb, "tensorboard": TensorBoard}[order["kind"]]
+        mirror: Mirror = kind(record, **order["settings"])
+        for row in follow(record, over):
+            mirror.write(row)
+        mirror.close()
+    except Exception as error:
+        traceback.print_exc()  # into the mirror's log
+        say("WARNING", f"stopped ({type(error).__name__}: {error}); the run goes on, and its record is complete")
+
+
+if __name__ == "__main__":
+    messages = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other people's prints
+    main()
