@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,10 +155,10 @@ class Wandb:
         except ImportError as error:
             raise RuntimeError(f"{error}; `pip install wandb`, or turn it off with its mode `disabled`") from error
 
-        identifier = folder / "run_id"
-        if not identifier.exists():
-            identifier.write_text(secrets.token_hex(4))
-        about |= {"id": identifier.read_text(), "resume": "allow", "dir": str(record.parent)}
+        note = folder / "run_id"
+        run_id = (note.read_text() if note.exists() else "") or secrets.token_hex(4)
+        note.write_text(run_id)
+        about |= {"id": run_id, "resume": "allow", "dir": str(record.parent)}
         settings = wandb.Settings(silent=True, console="off", init_timeout=init_seconds)
         for attempt in MODES[mode]:
             try:
@@ -219,8 +220,9 @@ class TensorBoard:
 
 
 def say(level: str, text: str) -> None:
-    """Tell the run's log."""
-    print(level, " ".join(text.split()), file=messages, flush=True)
+    """Tell the run's log, if the run is still there."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(messages, f"{level} {' '.join(text.split())}\n".encode())
 
 
 def follow(record: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
@@ -236,17 +238,18 @@ def follow(record: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Mirror the record that the first line of the standard input speaks of."""
     order = json.loads(sys.stdin.readline())
+    record = Path(order["record"])
     over = threading.Event()
 
     def await_the_end() -> None:
         os.read(sys.stdin.fileno(), 1)  # nothing comes but the end
         over.set()
         time.sleep(order["finish_seconds"])
-        say("WARNING", f"not done after {order['finish_seconds']} s and left as it is; the run's record is complete")
+        state = f"not done {order['finish_seconds']} s after the run; what it has is in {record.parent / order['kind']}"
+        say("WARNING", f"{state}; the run's record is complete")
         os._exit(0)
 
     threading.Thread(target=await_the_end, daemon=True).start()
-    record = Path(order["record"])
     try:
         kind = {"wandb": Wandb, "tensorboard": TensorBoard}[order["kind"]]
         mirror: Mirror = kind(record, **order["settings"])
@@ -254,10 +257,11 @@ def main() -> None:
             mirror.write(row)
         mirror.close()
     except Exception as error:
+        traceback.print_exc()  # into the mirror's log
         say("WARNING", f"stopped ({type(error).__name__}: {error}); the run goes on, and its record is complete")
 
 
 if __name__ == "__main__":
-    messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    messages = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other people's prints
     main()

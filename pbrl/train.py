@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
@@ -232,6 +231,8 @@ def train(cfg: DictConfig) -> None:
 
 def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     """A closing table, what was learnt and what it cost, and the curve as a picture."""
+    from matplotlib.figure import Figure  # here, because a run starts sooner without
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(metrics["iteration"], metrics["return_mean"], label="collected (return_mean)")
