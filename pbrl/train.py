@@ -8,6 +8,7 @@ The same command continues an unfinished run and leaves a finished one alone.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import signal
 import sys
@@ -154,6 +155,17 @@ def prepare(cfg: DictConfig) -> None:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the run's folder: a second process that means to write there is turned away."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(f"another process is at work in {folder}") from None
+        yield
+
+
+@contextmanager
 def signals_noted() -> Iterator[list[int]]:
     """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
     received: list[int] = []
@@ -185,7 +197,7 @@ def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
 
 
 def train(cfg: DictConfig) -> None:
-    """Run, or go on, to the last iteration."""
+    """Compose the run, and let it go on to the last iteration."""
     check(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     torch.set_num_threads(cfg.threads or cores())
     try:
@@ -193,6 +205,12 @@ def train(cfg: DictConfig) -> None:
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     prepare(cfg)
+    with alone_in(run.folder):
+        go_on(run, cfg)
+
+
+def go_on(run: Run, cfg: DictConfig) -> None:
+    """Continue from the last checkpoint, if there is one, to the last iteration."""
     start, saved = 0, checkpoint.load(run.folder / "checkpoint")
     if saved is not None:
         start = saved[0] + 1

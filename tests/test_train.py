@@ -87,7 +87,7 @@ def test_a_run_leaves_what_the_readme_promises(train: Command, tmp_path: Path) -
     assert code == 0, err
     folder = tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0"
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences", "checkpoint"
+        "config.yaml", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences", "checkpoint", ".lock"
     }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}  # and nothing anywhere else
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -236,6 +236,18 @@ def test_a_damaged_checkpoint_falls_back_and_a_hopeless_one_says_what_to_do(trai
     assert "resume=false" in err
     assert "Traceback" not in out + err
     assert record(damaged / run) == record(whole / run)  # nothing was touched
+
+
+def test_two_processes_do_not_share_a_folder(train: Command, tmp_path: Path) -> None:
+    process = start([*PLAIN, "agent.votes=4", "iterations=5000"], tmp_path)
+    folder = tmp_path / "runs/pendulum_swingup/ncrs/irrational/seed_0"
+    while _rows(folder) < 1 and process.poll() is None:
+        time.sleep(0.05)
+    code, _, err = train([*PLAIN, "agent.votes=4", "iterations=5000"], tmp_path)
+    process.kill()
+    process.communicate()
+    assert code != 0
+    assert "another process is at work in runs/pendulum_swingup/ncrs/irrational/seed_0" in err
 
 
 def test_a_folder_that_cannot_be_written(train: Command, tmp_path: Path) -> None:
