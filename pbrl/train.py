@@ -138,7 +138,8 @@ def prepare(cfg: DictConfig) -> None:
     folder = Path(cfg.folder)
     if not cfg.resume and folder.exists():
         aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}~{n}")).exists())
-        folder.rename(aside)
+        with alone_in(folder):
+            folder.rename(aside)
         log.info("the run that was there is now %s", aside)
     folder.mkdir(parents=True, exist_ok=True)
     settings = OmegaConf.to_container(cfg, resolve=True)
