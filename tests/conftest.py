@@ -5,27 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_tasks import NATIVE
 
 from pbrl.policy import GaussianPolicy
 from pbrl.simulator import Simulator
-
-NATIVE = [
-    "walker_stand",
-    "walker_walk",
-    "walker_run",
-    "cheetah_run",
-    "hopper_stand",
-    "hopper_hop",
-    "quadruped_walk",
-    "quadruped_run",
-    "swimmer_swimmer6",
-    "swimmer_swimmer15",
-    "fish_upright",
-    "fish_swim",
-    "humanoid_stand",
-    "humanoid_walk",
-    "humanoid_run",
-]
 
 
 @pytest.fixture(params=NATIVE)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import NATIVE
 from dm_control import suite
 from dm_control.utils import rewards
 from hypothesis import given
 from hypothesis import strategies as st
+from native_tasks import NATIVE
 from scipy import stats
 
 import conf
