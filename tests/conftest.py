@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from native_tasks import NATIVE
 
 from pbrl.policy import GaussianPolicy
 from pbrl.simulator import Simulator
+
+settings.register_profile("pbrl", deadline=None)  # no test asserts a time
+settings.load_profile("pbrl")
 
 
 @pytest.fixture(params=NATIVE)

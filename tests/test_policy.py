@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pbrl import native
@@ -74,7 +74,6 @@ def test_tanh_is_tanh() -> None:
     assert np.abs(y).max() <= 1 + 1e-7
 
 
-@settings(deadline=None)
 @given(rows=st.integers(1, 11), data=st.data())
 def test_a_row_alone_equals_the_row_in_a_batch(rows: int, data: st.DataObject) -> None:
     policy, rng = make(5, 3, (16, 16)), np.random.default_rng(rows)
