@@ -38,6 +38,11 @@ def kept(function: Function) -> Function:
     return cast(Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
+def is_kept() -> bool:
+    """Whether the loops below were compiled before, so that nobody waits for them now."""
+    return any((Path(__file__).parent / "__pycache__").glob("native.run_episodes-*.nbi"))
+
+
 def _fused(function: Function) -> Function:
     """As `kept`, with multiply-and-add in one instruction."""
     return cast(

@@ -31,7 +31,7 @@ from rich.table import Table
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from pbrl import checkpoint, tasks
+from pbrl import checkpoint, native, tasks
 from pbrl.configuration import ConfigurationError, check, differences, suggest
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
@@ -220,6 +220,8 @@ def go_on(run: Run, cfg: DictConfig) -> None:
     if start >= cfg.iterations:
         print("nothing is left to do; resume=false would start over")
         return
+    if not native.is_kept():
+        print("compiling the simulator, which takes some ten seconds this first time")
     record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
     followers = mirrors(cfg, record_path)
