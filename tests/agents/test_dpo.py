@@ -9,6 +9,7 @@ from tests.agents.toy import (
     ACT,
     OBS,
     STEPS,
+    TARGET,
     TRAJECTORIES,
     after_the_end,
     behaviour,
@@ -127,11 +128,11 @@ def test_pairs_are_disjoint_and_random():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_same_seed_same_parameters_for_any_number_of_threads(threads):
     reference, agent = make("dpo"), make("dpo")
-    train(reference, toy_ledger(), range(3))
+    train(reference, toy_ledger(), range(2))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        train(agent, toy_ledger(), range(3))
+        train(agent, toy_ledger(), range(2))
     finally:
         torch.set_num_threads(before)
     np.testing.assert_array_equal(agent.parameters, reference.parameters)
@@ -160,12 +161,11 @@ def test_in_the_simulator():
 
 
 def test_learns():
-    """The distance from the target shrinks to what the noise alone costs, and a third."""
-    agent = make("dpo", initial_log_std=-1.0, learning_rate=3e-3)
-    returns, _ = train(agent, toy_ledger(), range(60))
-    assert np.mean(returns[-5:]) > 0.5 * np.mean(returns[:2])
+    agent = make("dpo", initial_log_std=-1.0, learning_rate=1e-2)
+    returns, _ = train(agent, toy_ledger(), range(25))
+    assert np.mean(returns[-3:]) > 0.5 * np.mean(returns[:2])
     means = agent.policy.mean_actions(agent.parameters, np.zeros((1, OBS), np.float32))
-    np.testing.assert_allclose(means[0], [0.8, -0.6], atol=0.3)
+    np.testing.assert_allclose(means[0], TARGET, atol=0.4)
 
 
 @pytest.mark.parametrize(
