@@ -1,0 +1,134 @@
+"""Iterative DPO: a policy fitted to preferences between its own trajectories, without a reward.
+
+Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model"; Guo et al.
+2024, "Direct Language Model Alignment from Online AI Feedback", for asking about the present policy's behaviour:
+
+    pi_ref <- pi
+    trajectories of pi, paired at random
+    a few Adam steps on batches of the answered pairs, minimising the mean of
+        L = -[ q log sig(D) + (1 - q) log sig(-D) ],    D = beta ( LR(second) - LR(first) )
+
+    q      the teacher's probability that the second is better: a soft label
+    LR     log pi(tau) - log pi_ref(tau), a sum over the trajectory's steps; the dynamics cancel
+    theta  the parameters of pi        beta  how dearly leaving pi_ref is bought
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from pbrl.ledger import Budget
+from pbrl.policy import GaussianPolicy
+from pbrl.threads import workers
+from pbrl.types import Float32, Metrics, Pairs, Preferences
+
+
+class DPO:
+    """Make the trajectories that were preferred more likely than the reference does, and the others less."""
+
+    def __init__(
+        self,
+        *,
+        policy: GaussianPolicy,
+        rng: np.random.Generator,
+        trajectories: int,
+        beta: float,
+        learning_rate: float,
+        batch_pairs: int,
+        gradient_steps: int,
+        max_gradient_norm: float,
+    ) -> None:
+        if min(beta, learning_rate, max_gradient_norm) <= 0:
+            raise ValueError(
+                f"beta, learning_rate and max_gradient_norm must be positive, "
+                f"not {beta}, {learning_rate} and {max_gradient_norm}"
+            )
+        if min(batch_pairs, gradient_steps) < 1:
+            raise ValueError(
+                f"batch_pairs and gradient_steps must be at least 1, not {batch_pairs} and {gradient_steps}"
+            )
+        self.policy, self.rng, self.pairs = policy, rng, trajectories // 2
+        self.beta, self.batch_pairs = beta, batch_pairs
+        self.gradient_steps, self.max_gradient_norm = gradient_steps, max_gradient_norm
+        self.theta = torch.from_numpy(policy.initial(rng)).requires_grad_()
+        self.adam = torch.optim.Adam([self.theta], lr=learning_rate)
+
+    @property
+    def parameters(self) -> Float32:
+        """A copy of theta."""
+        return np.array(self.theta.detach().numpy())
+
+    def ask(self, budget: Budget) -> Pairs | None:
+        """Trajectories of pi, paired at random."""
+        if budget.trajectories_left < 2 * self.pairs:
+            return None
+        behaviour = budget.collect(
+            self.policy,
+            self.parameters[None],
+            np.zeros(2 * self.pairs, np.int64),
+            mean_actions=False,
+            common_start=False,
+            keep=("observations", "actions"),
+        )
+        first, second = self.rng.permutation(2 * self.pairs).reshape(2, -1)
+        return Pairs(behaviour=behaviour, first=first, second=second)
+
+    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
+        """A few Adam steps on the answered pairs; the metrics are those of the last one."""
+        answered = np.flatnonzero(preferences.answered)
+        if len(answered) == 0:
+            return {}
+
+        def look_at(pair: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            """A pair's loss, the gradient of it, and how far pi is from pi_ref."""
+            first, second = (self._log_pi(pairs, row) - log_ref[row] for row in (pairs.first[pair], pairs.second[pair]))
+            D = self.beta * (second.sum() - first.sum())
+            q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
+            L = binary_cross_entropy_with_logits(D, q)
+            (gradient,) = torch.autograd.grad(L, [self.theta])
+            log_ratio = torch.cat([first, second]).detach()
+            return L.detach(), gradient, (log_ratio.exp() - 1 - log_ratio).mean()
+
+        with workers() as pool:
+            rows = np.concatenate([pairs.first[answered], pairs.second[answered]])
+            log_ref = dict(zip(rows, pool.map(lambda row: self._log_pi(pairs, row).detach(), rows), strict=True))
+            for _ in range(self.gradient_steps):
+                batch = self.rng.permutation(answered)[: self.batch_pairs]
+                looks = zip(*pool.map(look_at, batch), strict=True)
+                loss, self.theta.grad, kl = (torch.stack(each).mean(0) for each in looks)
+                gradient_norm = torch.nn.utils.clip_grad_norm_([self.theta], self.max_gradient_norm)
+                self.adam.step()
+        return {
+            "loss": float(loss),  # log 2 at the first step
+            "kl": float(kl),  # of pi_ref from pi, per control step
+            "gradient_norm": float(gradient_norm),
+            "log_std": float(self.theta.detach()[-self.policy.act_size :].mean()),
+        }
+
+    def _log_pi(self, pairs: Pairs, row: int) -> torch.Tensor:
+        """log pi(a_t|s_t) for each step of a trajectory until its end."""
+        behaviour, steps = pairs.behaviour, slice(pairs.behaviour.lengths[row])
+        assert behaviour.observations is not None
+        assert behaviour.actions is not None
+        obs, actions = behaviour.observations[row, steps], behaviour.actions[row, steps]
+        return self.policy.log_probability(self.theta, torch.from_numpy(obs), torch.from_numpy(actions))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return {
+            "parameters": self.parameters,
+            "adam": deepcopy(self.adam.state_dict()),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.theta.data = torch.from_numpy(state["parameters"].copy())
+        self.adam.load_state_dict(deepcopy(state["adam"]))
+        self.rng.bit_generator.state = state["rng"]

@@ -1,0 +1,100 @@
+"""PPO on a reward that is learnt from preferences (RLHF).
+
+Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", with PPO for the policy:
+
+    trajectories of pi, paired at random
+    fit r to the preferences                          (agents.reward_model)
+    r_t <- r(s_t, a_t), standardised over the iteration
+    improve pi on r_t                                 (agents.ppo)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.ppo import PPO
+from agents.reward_model import RewardModel
+from pbrl.ledger import Budget
+from pbrl.policy import GaussianPolicy
+from pbrl.threads import workers
+from pbrl.types import Float32, Metrics, Pairs, Preferences
+
+
+class PPORLHF:
+    """Learn what the teacher rewards, and then what is rewarded."""
+
+    def __init__(
+        self,
+        *,
+        policy: GaussianPolicy,
+        rng: np.random.Generator,
+        trajectories: int,
+        reward_model: Callable[..., RewardModel],
+        ppo: Callable[..., PPO],
+    ) -> None:
+        self.policy, self.rng, self.pairs = policy, rng, trajectories // 2
+        self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
+        self.ppo = ppo(policy=policy, rng=rng)
+
+    @property
+    def parameters(self) -> Float32:
+        """The actor's."""
+        return self.ppo.parameters
+
+    def ask(self, budget: Budget) -> Pairs | None:
+        """Trajectories of pi, paired at random."""
+        if budget.trajectories_left < 2 * self.pairs:
+            return None
+        behaviour = budget.collect(
+            self.policy,
+            self.parameters[None],
+            np.zeros(2 * self.pairs, np.int64),
+            mean_actions=False,
+            common_start=False,
+            keep=("observations", "actions"),
+        )
+        first, second = self.rng.permutation(2 * self.pairs).reshape(2, -1)
+        return Pairs(behaviour=behaviour, first=first, second=second)
+
+    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
+        """Fit r, then improve pi on it."""
+        self.reward_model.remember(pairs, preferences)
+        with workers() as pool:
+            metrics = self.reward_model.fit(pool)
+            if not metrics or not pairs.behaviour.lengths.any():  # r means nothing yet, or nobody took a step
+                return metrics
+            r = self.reward_model.reward(pairs.behaviour, pool)  # [N, T], 0 after the end
+            accuracy = _accuracy(r.sum(axis=1), pairs, preferences)
+            lived = np.arange(r.shape[1]) < pairs.behaviour.lengths[:, None]
+            r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
+            return {**metrics, **accuracy, **self.ppo.update(pairs.behaviour, r, pool)}
+
+    def save_sb3(self, path: str | Path) -> None:
+        """Write a file that Stable-Baselines3's own `PPO.load` opens."""
+        self.ppo.save_sb3(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return {
+            "reward_model": self.reward_model.state_dict(),
+            "ppo": self.ppo.state_dict(),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.reward_model.load_state_dict(state["reward_model"])
+        self.ppo.load_state_dict(state["ppo"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+def _accuracy(returns: Float32, pairs: Pairs, preferences: Preferences) -> Metrics:
+    """In how many of the decided pairs the learnt returns [N] have the teacher's order."""
+    q = preferences.probability
+    decided = preferences.answered & (q != 0.5)
+    agreed = (returns[pairs.second] > returns[pairs.first]) == (q > 0.5)
+    return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
