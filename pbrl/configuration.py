@@ -101,7 +101,7 @@ def check_node(node: Any, path: str) -> None:
             )
         if not _fits(value, parameters[key].annotation):
             raise ConfigurationError(f"{path}.{key} must be {_named(parameters[key].annotation)}, not {value!r}")
-    for key, parameter in parameters.items():
+    for key, parameter in parameters.items() if not node.get("_partial_") else ():  # the rest comes later
         if parameter.default is parameter.empty and key not in given and key not in RUNTIME.get(path, ()):
             raise ConfigurationError(f"{path}.{key} is missing: {node['_target_']} needs it")
 

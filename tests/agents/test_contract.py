@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from numpy.testing import assert_array_equal
 from omegaconf import DictConfig, OmegaConf
 from scipy import stats
-from toy import ToySimulator
+from toy_task import ToySimulator
 
 from pbrl import checkpoint
 from pbrl.configuration import ConfigurationError, check_node, choices
