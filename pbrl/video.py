@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 import math
@@ -53,11 +54,9 @@ def camera_number(names: Sequence[str], wanted: str | None) -> int:
 
 def picture(physics: Any, camera: int, size: tuple[int, int]) -> Image.Image:
     """What a camera sees, width x height."""
+    vars(physics).pop("_make_rendering_contexts", None)  # it was loaded to simulate, not to draw
     screen = physics.model.vis.global_
-    if size[0] > screen.offwidth or size[1] > screen.offheight:
-        screen.offwidth, screen.offheight = max(size[0], screen.offwidth), max(size[1], screen.offheight)
-        if physics._contexts:  # quadruped_escape has them before its first picture
-            physics._free_rendering_contexts()
+    screen.offwidth, screen.offheight = max(size[0], screen.offwidth), max(size[1], screen.offheight)
     return Image.fromarray(physics.render(width=size[0], height=size[1], camera_id=camera))
 
 
@@ -73,13 +72,18 @@ def pictures(
         yield step, image
 
 
+_font = functools.cache(ImageFont.load_default)
+
+
 def caption(image: Image.Image, lines: Sequence[str], colour: str = PLAIN) -> Image.Image:
     """The image below lines of text, as large as the width allows."""
     result = Image.new("RGB", (image.width, image.height + len(lines) * (TEXT + 6) + 4), GROUND)
     draw = ImageDraw.Draw(result)
     for number, text in enumerate(lines):
-        needed = draw.textlength(text, ImageFont.load_default(TEXT)) / (image.width - 16)
-        draw.text((8, 4 + number * (TEXT + 6)), text, colour, ImageFont.load_default(TEXT / max(1.0, needed)))
+        size = TEXT
+        while size > 1 and draw.textlength(text, _font(size)) > image.width - 16:
+            size -= 1
+        draw.text((8, 4 + number * (TEXT + 6)), text, colour, _font(size))
     result.paste(image, (0, result.height - image.height))
     return result
 
@@ -124,7 +128,7 @@ def write(path: Path, frames: Iterable[Image.Image], *, seconds: float, title: s
 
 
 def _write_gif(path: Path, frames: Iterator[Image.Image], seconds: float, title: str) -> None:
-    images = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
+    images = [frame.quantize(method=Image.Quantize.FASTOCTREE) for frame in frames]
     ends = np.round(100 * seconds * np.arange(len(images) + 1))  # a GIF's clock ticks in hundredths of a second
     durations = (10 * np.diff(ends)).astype(int).tolist()
     how = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "comment": title}
@@ -138,13 +142,10 @@ def _write_mp4(path: Path, frames: Iterator[Image.Image], seconds: float, title:
     about = ["-metadata", f"title={title}", "-movflags", "+faststart", "-f", "mp4"]
     command = [str(encoder()), "-loglevel", "error", "-y", *raw, "-i", "-", *even, *about, str(path)]
     with tempfile.TemporaryFile() as complaints:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints) as process:
-            pipe = process.stdin
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # its complaint says more
-                for frame in itertools.chain([first], frames):
-                    pipe.write(frame.tobytes())
-                pipe.close()
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints)
+        with contextlib.suppress(BrokenPipeError), process:  # its complaint says more
+            for frame in itertools.chain([first], frames):
+                process.stdin.write(frame.tobytes())  # type: ignore[union-attr]  # it is a pipe
         if process.returncode != 0:
             complaints.seek(0)
             reason = complaints.read().decode(errors="replace").strip() or f"code {process.returncode}"
