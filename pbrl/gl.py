@@ -13,12 +13,10 @@ import subprocess
 import sys
 
 LIBRARIES = {"egl": ("EGL", "GL"), "osmesa": ("OSMesa",), "glfw": ("GL",)}
-INSTALL = """\
-  Debian, Ubuntu   apt-get install libegl1 libgl1     (a graphics card, or Mesa in software)
-               or  apt-get install libosmesa6         (software alone)
-  conda            conda install -c conda-forge libegl libgl
-               or  conda install -c conda-forge mesalib"""
-
+PACKAGES = (
+    "apt-get install libegl1 libgl1 (a graphics card, or Mesa in software), or libosmesa6 (software alone); "
+    "with conda: conda install -c conda-forge libegl libgl, or mesalib"
+)
 _DRAWING = """
 from dm_control import mujoco
 physics = mujoco.Physics.from_xml_string(
@@ -74,6 +72,6 @@ def choose() -> str:
         if reason is None:
             return name
         obstacles[name] = reason
-    lines = [f"  {name}: {reason}" for name, reason in obstacles.items()]
-    advice = f"Unset MUJOCO_GL={named}, or install what it needs:" if named else "Install one of these:"
-    raise NoRendererError("\n".join(["nothing here can draw a picture:", *lines, advice, INSTALL]))
+    reasons = "".join(f"\n  {name}: {reason}" for name, reason in obstacles.items())
+    unset = f"unset MUJOCO_GL={named}, or " if named else ""
+    raise NoRendererError(f"nothing here can draw a picture:{reasons}\nWhat to do: {unset}{PACKAGES}")
