@@ -15,7 +15,7 @@ import sys
 LIBRARIES = {"egl": ("EGL", "GL"), "osmesa": ("OSMesa",), "glfw": ("GL",)}
 PACKAGES = (
     "apt-get install libegl1 libgl1 (a graphics card, or Mesa in software), or libosmesa6 (software alone); "
-    "with conda: conda install -c conda-forge libegl libgl, or mesalib"
+    "with conda: conda install -c conda-forge libegl libgl, or 'mesalib<25.1'"
 )
 _DRAWING = """
 from dm_control import mujoco
