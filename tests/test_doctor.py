@@ -112,7 +112,7 @@ def test_the_physics_is_compared_with_dm_controls(monkeypatch: pytest.MonkeyPatc
         return trajectories
 
     monkeypatch.setattr(Simulator, "collect", slightly_off)
-    parity, _ = doctor.simulation()
+    parity = next(doctor.simulation())
     assert parity.status == "problem"
     assert "differ from dm_control's" in parity.found
     assert "constraints.txt" in parity.advice
