@@ -77,18 +77,26 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """The newest sound checkpoint: its iteration and its state. None if nothing was ever saved here."""
-    damaged = []
-    for iteration, path in _newest_first(folder):
+def load(folder: Path, iteration: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    """The newest sound checkpoint, or that of an iteration: its iteration and its state.
+
+    None if nothing was ever saved here.
+    """
+    damaged, found = [], _newest_first(folder)
+    if iteration is not None:
+        there = ", ".join(str(number) for number in sorted({number for number, _ in found})) or "none"
+        found = [(number, path) for number, path in found if number == iteration]
+        if not found:
+            raise CheckpointError(f"{folder.absolute()} has no iteration {iteration}; there is {there}")
+    for number, path in found:
         try:
             state = _read(path)
         except UNREADABLE as error:
             damaged.append(f"{path.absolute()} is damaged: {error}")
             continue
         for problem in damaged:
-            logger.warning("%s; continuing from iteration %d", problem, iteration)
-        return iteration, state
+            logger.warning("%s; continuing from iteration %d", problem, number)
+        return number, state
     if damaged:
         raise CheckpointError(
             "no checkpoint can be read:\n  "

@@ -47,8 +47,8 @@ def load(name: str) -> Any:
         environment = suite.load(*NAMES[name])
     finally:
         absl.setLevel(level)
-    if _chosen is None:  # quadruped_escape looks for a renderer to upload its terrain to
-        environment.physics._make_rendering_contexts = lambda: None
+    # quadruped_escape would make a renderer to upload its terrain to, in whichever thread; see pbrl.video.picture.
+    environment.physics._make_rendering_contexts = lambda: None
     return environment
 
 

@@ -1,0 +1,200 @@
+"""A video of what a run has learnt.
+
+    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its incumbent, to play.mp4 in its folder
+    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer
+
+It needs no display. It reads what a run leaves on disk and writes one file, which appears when it is complete: it can
+film a run that is still going on, from a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from pbrl import checkpoint, gl, video
+from pbrl.record import read
+from pbrl.types import Float32, Trajectories
+
+if TYPE_CHECKING:  # these load dm_control, which has to wait until MUJOCO_GL is chosen
+    from oracles.oracle import Answers, Oracle
+    from pbrl.policy import GaussianPolicy
+    from pbrl.simulator import Simulator
+
+
+class PlayError(ValueError):
+    """What was asked for cannot be shown."""
+
+
+def settings(run: Path) -> DictConfig:
+    """The configuration of a run, or what is wrong with the folder."""
+    if not (run / "config.yaml").exists():
+        inside = sorted(str(path.parent) for path in run.glob("**/policy.safetensors"))
+        hint = f"did you mean {', '.join(inside[:5])}?" if inside else "name the folder that pbrl.train wrote to"
+        raise PlayError(f"{run} is not the folder of a run: it has no config.yaml; {hint}")
+    if not (run / "policy.safetensors").exists():
+        raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
+    cfg = OmegaConf.load(run / "config.yaml")
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def destination(options: argparse.Namespace) -> Path:
+    """Where the video goes, in a format that can be written."""
+    can_mp4 = video.encoder() is not None
+    default = ".mp4" if can_mp4 and not options.gif else ".gif"
+    output: Path = options.output or options.run / f"play{default}"
+    if output.suffix not in video.FORMATS or (options.gif and output.suffix != ".gif"):
+        raise PlayError(
+            f"--output must end in {'.gif' if options.gif else ' or '.join(video.FORMATS)}, unlike {output}"
+        )
+    if output.suffix == ".mp4" and not can_mp4:
+        raise PlayError("mp4 needs an ffmpeg: `pip install imageio-ffmpeg`, or let --output end in .gif")
+    return output
+
+
+def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int | None) -> tuple[int, Float32]:
+    """The iteration and the parameters [size] of the last incumbent, or of that in an iteration's checkpoint."""
+    with safe_open(run / "policy.safetensors", "numpy") as file:
+        last = int(file.metadata()["iteration"])
+        if iteration in (None, last):
+            return last, file.get_tensor("parameters")
+    saved = checkpoint.load(run / "checkpoint", iteration)
+    assert saved is not None, "an iteration that is not there is refused"
+    agent = instantiate(cfg.agent, policy=policy, rng=np.random.default_rng(), trajectories=cfg.trajectories)
+    agent.load_state_dict(saved[1]["agent"])
+    return saved[0], agent.parameters
+
+
+def mean_return_of(run: Path, iteration: int, default: float) -> float:
+    """The mean return of an iteration's trajectories, by which teachers skip pairs and find them equal."""
+    record = run / "metrics.jsonl"
+    rows = read(record) if record.exists() else []
+    return next((row["return_mean"] or 0.0 for row in rows if row["iteration"] == iteration), default)
+
+
+def answer(
+    cfg: DictConfig,
+    simulator: Simulator,
+    policy: GaussianPolicy,
+    parameters: Float32,
+    pair: Trajectories,
+    *,
+    mean_return: float,
+    rng: np.random.Generator,
+) -> Answers:
+    """What the run's teacher says of two whole trajectories."""
+    try:
+        oracle: Oracle = instantiate(cfg.oracle, rng=rng)
+        if oracle.needs_calibration:
+            rows = np.zeros(cfg.calibration.trajectories, np.int64)
+            oracle.calibrate(simulator.collect(policy, parameters[None], rows, iteration=1).task_rewards)
+        first, second = pair.task_rewards[:, None]
+        return oracle.compare(first, second, mean_return=mean_return, episode_steps=simulator.steps)
+    except (ValueError, InstantiationException) as error:
+        raise PlayError(f"the run's teacher cannot be asked ({error.__cause__ or error}): leave out --pair") from error
+
+
+def verdict(answers: Answers) -> tuple[str, int | None]:
+    """The answer in words, and the row that it prefers."""
+    preferences, label = answers.preferences, answers.preferences.label[0]
+    if not preferences.answered[0]:
+        return "the teacher skips this pair: both are too poor", None
+    words = "calls them equal" if label == 0.5 else f"prefers {'AB'[int(label)]}"
+    wrong = ", and is wrong" if answers.wrong[0] else ""
+    return (
+        f"the teacher {words}{wrong}   P(B better) = {preferences.probability[0]:.3f}",
+        None if label == 0.5 else int(label),
+    )
+
+
+def play(options: argparse.Namespace) -> Path:
+    """Film a run; where the video is."""
+    run: Path = options.run
+    cfg, output = settings(run), destination(options)
+    os.environ["MUJOCO_GL"] = gl.choose()
+    from pbrl import tasks
+    from pbrl.simulator import Simulator
+
+    environment = tasks.load(cfg.env.name)
+    model, timestep = environment.physics.model, environment.control_timestep()
+    camera = video.camera_number([model.id2name(number, "camera") for number in range(model.ncam)], options.camera)
+    simulator = Simulator(cfg.env.name, seed=options.seed, threads=cfg.threads, steps=cfg.env.steps)
+    steps = simulator.steps if options.steps is None else options.steps
+    if not 1 <= steps <= simulator.steps:
+        raise PlayError(f"--steps must be between 1 and {simulator.steps}, the run's episode, not {steps}")
+    policy = instantiate(cfg.agent.policy, obs_size=simulator.obs_size, act_size=simulator.act_size)
+    iteration, parameters = incumbent(run, cfg, policy, options.iteration)
+
+    sampled, rows = options.pair or options.sampled, np.zeros(1 + options.pair, np.int64)
+    trajectories = simulator.collect(
+        policy, parameters[None], rows, iteration=0, mean_actions=not sampled, keep=["actions"]
+    )
+    title = f"{cfg.env.name}   {cfg.name}, seed {cfg.seed}, iteration {iteration}"
+    heading, preferred = [f"{title}   {'sampled' if sampled else 'mean'} actions"], None
+    if options.pair:
+        rng = np.random.default_rng(options.seed)
+        mean_return = mean_return_of(run, iteration, default=float(trajectories.returns.mean()))
+        answers = answer(cfg, simulator, policy, parameters, trajectories, mean_return=mean_return, rng=rng)
+        words, preferred = verdict(answers)
+        heading.append(words)
+    print("\n".join([*heading, f"true return {' and '.join(f'{each:.1f}' for each in trajectories.returns)}"]))
+
+    every = video.stride(timestep)
+    how = {"steps": steps, "every": every, "camera": camera, "size": options.size}
+    views = [video.pictures(simulator.replay(trajectories, row), **how) for row in range(len(rows))]
+    film = video.frames(trajectories, views, timestep=timestep, heading=heading, preferred=preferred)
+    bar = tqdm(film, desc=str(output), total=steps // every + 1, unit="frame", disable=None)
+    video.write(output, bar, seconds=every * timestep, title=title)
+    return output
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """640x480 as width and height."""
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and min(int(width), int(height)) >= 64):
+        raise argparse.ArgumentTypeError(f"a size is WIDTHxHEIGHT in pixels, such as 640x480, not {text!r}")
+    return int(width), int(height)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser("pbrl.play", description="A video of what a run has learnt.")
+    parser.add_argument("run", type=Path, help="its folder: runs/<env>/<agent>/<oracle>/seed_<n>")
+    parser.add_argument("--pair", action="store_true", help="two sampled trajectories and the teacher's answer")
+    parser.add_argument("--iteration", type=int, help="of a checkpoint that is still there; the last one by default")
+    parser.add_argument("--sampled", action="store_true", help="actions with their noise, as in training")
+    parser.add_argument("--seed", type=int, default=0, help="of initial states, noise and the teacher's answer")
+    parser.add_argument("--steps", type=int, help="control steps to show; the whole episode by default")
+    parser.add_argument("--size", type=size_of, default=(640, 480), help="of a picture; 640x480 by default")
+    parser.add_argument("--camera", help="name or number; the task's first by default")
+    parser.add_argument("--gif", action="store_true", help="GIF instead of mp4; so, too, where there is no ffmpeg")
+    parser.add_argument("--output", type=Path, help="ends in .mp4 or .gif; play.mp4 in the run's folder by default")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Film a run, and answer what goes wrong with a sentence."""
+    try:
+        output = play(parser().parse_args(arguments))
+    except InstantiationException as error:
+        raise SystemExit(f"pbrl.play: {error.__cause__ or error}") from None
+    except OSError as error:
+        raise SystemExit(f"pbrl.play: {error.strerror}: {error.filename}") from None
+    except (ValueError, RuntimeError, SafetensorError) as error:
+        raise SystemExit(f"pbrl.play: {error}") from None
+    print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    main()
