@@ -15,7 +15,13 @@ from hydra.utils import get_object
 import conf
 
 # What the runner adds to a node's own settings.
-RUNTIME = {"agent": ("policy", "rng", "trajectories"), "agent.policy": ("obs_size", "act_size"), "oracle": ("rng",)}
+RUNTIME = {
+    "agent": ("policy", "rng", "trajectories"),
+    "agent.policy": ("obs_size", "act_size"),
+    "agent.ppo": ("policy", "rng"),
+    "agent.reward_model": ("obs_size", "act_size", "rng"),
+    "oracle": ("rng",),
+}
 
 
 class ConfigurationError(ValueError):
@@ -101,7 +107,7 @@ def check_node(node: Any, path: str) -> None:
             )
         if not _fits(value, parameters[key].annotation):
             raise ConfigurationError(f"{path}.{key} must be {_named(parameters[key].annotation)}, not {value!r}")
-    for key, parameter in parameters.items() if not node.get("_partial_") else ():  # the rest comes later
+    for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given and key not in RUNTIME.get(path, ()):
             raise ConfigurationError(f"{path}.{key} is missing: {node['_target_']} needs it")
 

