@@ -141,6 +141,7 @@ def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, 
     def make() -> Any:
         return gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(tasks.load(simulator.task)))
 
+    steps = min(simulator.steps, 200)  # slow enough to be measured on less
     envs = DummyVecEnv([make] * trajectories)
     learner = PPO("MlpPolicy", envs, n_steps=steps, policy_kwargs={"net_arch": [*policy.sizes[1:-1]]}, device="cpu")
     _, callback = learner._setup_learn(1)
