@@ -42,7 +42,7 @@ def interquartile_mean(benchmark: Benchmark) -> Float64:
 
 def optimality_gap(benchmark: Benchmark) -> Float64:
     """How far the runs stay below the maximum on average; what exceeds it does not make up for others."""
-    return 1.0 - np.minimum(_pooled(benchmark), 1.0).mean(axis=-1)
+    return np.asarray(1.0 - np.minimum(_pooled(benchmark), 1.0).mean(axis=-1))
 
 
 def profile(benchmark: Benchmark, thresholds: Float64) -> Float64:
@@ -63,7 +63,7 @@ def probability_of_improvement(first: Benchmark, second: Benchmark) -> Float64:
 def relative_score(benchmark: Benchmark, reference: Benchmark) -> Float64:
     """The mean score over tasks as a share of the reference's on the same tasks."""
     ours, theirs = (np.mean([task.mean(axis=-1) for task in each], axis=0) for each in (benchmark, reference))
-    return np.divide(ours, theirs, out=np.full(np.shape(theirs), math.nan), where=np.asarray(theirs > 0))
+    return np.asarray(np.divide(ours, np.where(theirs > 0, theirs, math.nan)))
 
 
 def estimate(
