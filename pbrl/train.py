@@ -35,6 +35,7 @@ from pbrl.configuration import ConfigurationError, check, differences, suggest
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.preference_log import PreferenceLog
+from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
 from pbrl.simulator import Simulator, cores
 from pbrl.types import Agent
@@ -201,6 +202,7 @@ def train(cfg: DictConfig) -> None:
     if start >= cfg.iterations:
         print("nothing is left to do; resume=false would start over")
         return
+    note_versions(run.folder)
     record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
     followers = mirrors(cfg, record_path)
