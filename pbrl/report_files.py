@@ -38,6 +38,7 @@ class Output:
             return ""
         (self.folder / "tables" / f"{file_name(table.name, teacher)}.tex").write_text(to_latex(table), encoding="utf-8")
         if show:
+            self.say(table.title, "italic")
             self.console.print(to_terminal(table))
         return page.table_html(table)
 
@@ -61,12 +62,12 @@ class Output:
 
 def file_name(*parts: str) -> str:
     """A name that every file system takes."""
-    return "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part) for part in parts if part)
+    return "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_") for part in parts if part)
 
 
 def to_terminal(table: Table) -> rich_table.Table:
     """For rich to print."""
-    shown = rich_table.Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    shown = rich_table.Table(box=box.SIMPLE_HEAD)
     for i, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if i else "left")
     for row in table.rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,32 +42,38 @@ def every_run(runs: Sequence[Run]) -> Table:
     return table
 
 
-def unequal_budgets(runs: Sequence[Run], axis: str | None) -> list[str]:
-    """What agents were charged unequally for, at the same place of an axis or (None) in all; nothing if equally."""
-    found: dict[str, list[str]] = {}
+def unequal_lengths(runs: Sequence[Run]) -> list[str]:
+    """A note if agents have run for unequal numbers of iterations, or none."""
+    return _notes(runs, "iterations", lambda run: run.iterations)
+
+
+def unequal_budgets(runs: Sequence[Run], axis: str) -> list[str]:
+    """Notes of what agents were charged unequally for at the same place of an axis; for seconds, per iteration."""
+    unit = UNITS.get(axis, "iteration")
+    notes = []
     for charge in CHARGES:
-        for task in names(runs, "task") if charge != axis else []:
-            rates: dict[str, float] = {}
-            for agent in names(select(runs, task=task), "agent"):
-                group = select(runs, task=task, agent=agent)
-                rates[agent] = float(np.mean([run.metrics[charge][-1] / _units(run, axis) for run in group]))
-            if max(rates.values()) > EQUAL * min(rates.values()):
-                charged = ", ".join(
-                    f"{agent} {rate:{',.0f' if rate >= 1000 else '.4g'}}" for agent, rate in rates.items()
-                )
-                found.setdefault(f"{charge.replace('_', ' ')} {_per(axis)}: {charged}", []).append(task)
+        if charge != axis:
+            what = f"{charge.replace('_', ' ')} per {unit}"
+            notes += _notes(runs, what, lambda run, charge=charge: _per(run, charge, axis))  # type: ignore[misc]
+    return notes
+
+
+def _per(run: Run, charge: str, axis: str) -> float:
+    return float(run.metrics[charge][-1] / (run.metrics[axis][-1] if axis in UNITS else run.iterations))
+
+
+def _notes(runs: Sequence[Run], what: str, measure: Callable[[Run], float]) -> list[str]:
+    """One note for each set of tasks on which agents, on average over seeds, differ in the same way."""
+    found: dict[str, list[str]] = {}
+    for task in names(runs, "task"):
+        rates: dict[str, float] = {}
+        for agent in names(select(runs, task=task), "agent"):
+            rates[agent] = float(np.mean([measure(run) for run in select(runs, task=task, agent=agent)]))
+        if max(rates.values()) > EQUAL * min(rates.values()):
+            charged = ", ".join(f"{agent} {rate:{',.0f' if rate >= 1000 else '.4g'}}" for agent, rate in rates.items())
+            found.setdefault(charged, []).append(task)
     everywhere = names(runs, "task")
     return [
-        f"Unequal budgets, {line}" + ("." if tasks == everywhere else f" ({', '.join(tasks)}).")
-        for line, tasks in found.items()
+        f"Unequal budgets, {what}: {charged}" + ("." if tasks == everywhere else f" ({', '.join(tasks)}).")
+        for charged, tasks in found.items()
     ]
-
-
-def _per(axis: str | None) -> str:
-    return "in all" if axis is None else f"per {UNITS.get(axis, 'iteration')}"
-
-
-def _units(run: Run, axis: str | None) -> float:
-    if axis is None:
-        return 1.0
-    return float(run.metrics[axis][-1]) if axis in UNITS else run.iterations

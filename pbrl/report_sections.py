@@ -15,7 +15,7 @@ from pbrl import report_tables as tables
 from pbrl.provenance import commands, compare_versions, disagreements
 from pbrl.report_curves import AXES, draw_curves
 from pbrl.report_files import Output, file_name
-from pbrl.report_ledger import unequal_budgets
+from pbrl.report_ledger import unequal_budgets, unequal_lengths
 from pbrl.report_tables import RATIONAL, Bootstrap, names, select, shared_tasks
 from pbrl.runs import Run
 
@@ -49,7 +49,7 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
     if not tasks:
         output.say(nothing := "No task has runs of all agents: there are no statistics over tasks.")
         return page.paragraph(nothing, "warning")
-    notes = unequal_budgets(runs, None)
+    notes = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
     if apart := [task for task in names(runs, "task") if task not in tasks]:
         notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
     how: dict[str, Any] = {"notes": notes, "title": f"{teacher} teacher"}
