@@ -36,6 +36,7 @@ from pbrl.configuration import ConfigurationError, check, differences, suggest
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.preference_log import PreferenceLog
+from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
 from pbrl.simulator import Simulator, cores
 from pbrl.types import Agent
@@ -222,6 +223,7 @@ def go_on(run: Run, cfg: DictConfig) -> None:
         return
     if not native.is_kept():
         print("compiling the simulator, which takes some ten seconds this first time")
+    note_versions(run.folder)
     record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
     followers = mirrors(cfg, record_path)

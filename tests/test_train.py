@@ -87,7 +87,8 @@ def test_a_run_leaves_what_the_readme_promises(train: Command, tmp_path: Path) -
     assert code == 0, err
     folder = tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0"
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences", "checkpoint", ".lock"
+        "config.yaml", "versions.json", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences",
+        "checkpoint", ".lock"
     }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}  # and nothing anywhere else
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,99 @@
+"""The files of a report: tables as CSV and LaTeX, figures as PNG and SVG. Tables also go to the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
+
+from pbrl import report_page as page
+from pbrl.report_figures import render
+from pbrl.report_tables import Table
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+class Output:
+    """Writes figures and tables into the report's folder, prints tables, and answers with HTML."""
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self.folder, self.console = folder, console
+        self.tables: dict[str, list[Table]] = {}
+        for kind in ("figures", "tables"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+
+    def table(self, table: Table, teacher: str = "", *, show: bool = False) -> str:
+        """A LaTeX file now, a CSV file with all others of its name at the end."""
+        self.tables.setdefault(table.name, []).append(table)
+        if not table.rows:
+            return ""
+        (self.folder / "tables" / f"{file_name(table.name, teacher)}.tex").write_text(to_latex(table), encoding="utf-8")
+        if show:
+            self.say(table.title, "italic")
+            self.console.print(to_terminal(table))
+        return page.table_html(table)
+
+    def say(self, note: str, style: str = "yellow") -> None:
+        """Print a line as it is."""
+        self.console.print(note, style=style, markup=False, highlight=False)
+
+    def figure(self, name: str, figure: Figure, caption: str) -> str:
+        """A PNG and an SVG file."""
+        drawing = render(figure, name)
+        (self.folder / "figures" / f"{name}.png").write_bytes(drawing.png)
+        (self.folder / "figures" / f"{name}.svg").write_bytes(drawing.svg)
+        return page.figure(name, drawing.png, caption)
+
+    def write_csv(self) -> None:
+        """One file for each kind of table."""
+        for name, kind in self.tables.items():
+            if any(table.records for table in kind):
+                (self.folder / "tables" / f"{name}.csv").write_text(to_csv(kind), encoding="utf-8")
+
+
+def file_name(*parts: str) -> str:
+    """A name that every file system takes."""
+    return "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_") for part in parts if part)
+
+
+def to_terminal(table: Table) -> rich_table.Table:
+    """For rich to print."""
+    shown = rich_table.Table(box=box.SIMPLE_HEAD)
+    for i, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if i else "left")
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))  # brackets are not markup
+    return shown
+
+
+def to_csv(tables: Sequence[Table]) -> str:
+    """The numbers behind tables of one kind; empty where there is none."""
+    records = [record for table in tables for record in table.records]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({key: "" if value != value else value for key, value in record.items()})  # nan is not itself
+    return file.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A tabular that needs no package."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
+
+    columns = "l" + "r" * (len(table.columns) - 1)
+    body = "\n".join(line(row) for row in table.rows)
+    return (
+        f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(table.columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
+    )

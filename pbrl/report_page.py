@@ -1,0 +1,86 @@
+"""The page that holds everything: plain HTML without a script, which asks nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+
+from pbrl.report_tables import Table
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 72rem; margin: 2rem auto;
+       padding: 0 1.2rem; }
+h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; }
+nav a { margin-right: 1rem; } a { color: #0072B2; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e6e6e6; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { border-bottom: 2px solid #999; }
+.wide { overflow-x: auto; }
+figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; }
+figcaption, .small { color: #555; font-size: .9rem; max-width: 60rem; }
+.warning { border-left: 4px solid #B03A00; background: #FDF3EC; padding: .5rem .9rem; margin: .6rem 0; }
+pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: .85rem; }
+.tabs { display: flex; flex-wrap: wrap; } .tabs > input { position: absolute; opacity: 0; }
+.tabs > label { order: 1; padding: .3rem .9rem; cursor: pointer; border-bottom: 3px solid transparent; color: #0072B2; }
+.tabs > input:checked + label { border-color: #0072B2; color: #222; }
+.tabs > input:focus-visible + label { outline: 2px solid #0072B2; }
+.tabs > div { order: 2; width: 100%; display: none; } .tabs > input:checked + label + div { display: block; }
+@media print { .tabs > div { display: block; } }
+"""
+
+
+def table_html(table: Table) -> str:
+    """With its title."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    return f'<h3>{html.escape(table.title)}</h3>\n<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n'
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """Plain text; kind: warning or small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>\n'
+
+
+def listing(lines: Sequence[str]) -> str:
+    """Commands, or anything else to copy."""
+    return f"<pre>{html.escape(chr(10).join(lines))}</pre>\n"
+
+
+def figure(name: str, png: bytes, caption: str) -> str:
+    """A picture inside the page, with what it shows and the name of its files."""
+    source = base64.b64encode(png).decode()
+    words = f"{caption} Files: figures/{name}.png, .svg."
+    return (
+        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{source}">'
+        f"<figcaption>{html.escape(words)}</figcaption></figure>\n"
+    )
+
+
+def tabs(group: str, contents: Mapping[str, str]) -> str:
+    """One of several contents at a time, without a script."""
+    parts = []
+    for i, (label, content) in enumerate(contents.items()):
+        identity = html.escape(f"{group}-{i}")
+        checked = " checked" if i == 0 else ""
+        parts.append(
+            f'<input type="radio" name="{html.escape(group)}" id="{identity}"{checked}>'
+            f'<label for="{identity}">{html.escape(label)}</label><div>{content}</div>\n'
+        )
+    return f'<div class="tabs">{"".join(parts)}</div>\n'
+
+
+def page(title: str, introduction: str, sections: Mapping[str, str]) -> str:
+    """The whole page. It holds all it needs: no request leaves the machine."""
+    identities = {heading: f"section-{i}" for i, heading in enumerate(sections)}
+    links = "".join(f'<a href="#{identity}">{html.escape(name)}</a>' for name, identity in identities.items())
+    body = "".join(
+        f'<section id="{identities[name]}"><h2>{html.escape(name)}</h2>\n{content}</section>\n'
+        for name, content in sections.items()
+    )
+    return (
+        f'<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">\n<style>{STYLE}</style>'
+        f"</head><body>\n<h1>{html.escape(title)}</h1>\n{introduction}<nav>{links}</nav>\n{body}</body></html>\n"
+    )

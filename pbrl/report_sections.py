@@ -1,0 +1,145 @@
+"""What a report says, section by section, as HTML; the files are written on the way."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pbrl import report_figures as figures
+from pbrl import report_page as page
+from pbrl import report_tables as tables
+from pbrl.provenance import commands, compare_versions, disagreements
+from pbrl.report_curves import AXES, draw_curves
+from pbrl.report_files import Output, file_name
+from pbrl.report_ledger import unequal_budgets, unequal_lengths
+from pbrl.report_tables import RATIONAL, Bootstrap, names, select, shared_tasks
+from pbrl.runs import Run
+
+FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
+EVALUATED = "Evaluated return: mean ± standard error over seeds of the last eval_return"
+
+
+def curves(runs: Sequence[Run], teacher: str, looks: figures.Looks, output: Output) -> str:
+    """The paper's figure, against everything that one can pay with."""
+    drawn = {}
+    counts = Counter((run.task, run.agent) for run in runs).values()
+    seeds = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
+    for axis, label in AXES.items():
+        notes = unequal_budgets(runs, axis)
+        title = f"Return against {label}, {teacher} teacher"
+        caption = (
+            f"Mean of return_mean over {seeds} seeds; shaded, its standard error (none for one seed); dotted, where "
+            "only some seeds have got."
+        )
+        if axis == "seconds":
+            caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
+        figure = draw_curves(runs, axis, looks, title=title, notes=notes)
+        warnings = "".join(page.paragraph(note, "warning") for note in notes)
+        drawn[label] = warnings + output.figure(file_name("curves", axis, teacher), figure, caption)
+    return page.tabs(file_name("curves", teacher), drawn)
+
+
+def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output) -> str:
+    """Aggregates, profiles and probabilities of improvement over tasks."""
+    tasks = shared_tasks(runs)
+    if not tasks:
+        output.say(nothing := "No task has runs of all agents: there are no statistics over tasks.")
+        return page.paragraph(nothing, "warning")
+    notes = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
+    if apart := [task for task in names(runs, "task") if task not in tasks]:
+        notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
+    how: dict[str, Any] = {"notes": notes, "title": f"{teacher} teacher"}
+    said = "".join(page.paragraph(note, "warning") for note in notes)
+    said += page.paragraph(
+        "Scores are final returns divided by the task's maximum (1000, or env.steps). Intervals are 95 %, from a boot"
+        f"strap stratified by task ({bootstrap.resamples} resamples, seed {bootstrap.seed}), widened for few seeds.",
+        "small",
+    )
+    table = tables.aggregates(runs, teacher, bootstrap)
+    said += output.table(table, teacher, show=True)
+    for note in notes:
+        output.say(note)
+    said += output.figure(
+        file_name("aggregates", teacher),
+        figures.aggregates(table, looks, **how),
+        "Interquartile mean: of the middle half of all runs. Optimality gap: how far runs stay below the maximum.",
+    )
+    said += output.figure(
+        file_name("profiles", teacher),
+        figures.profiles(runs, looks, bootstrap, **how),
+        "Performance profiles: the share of runs that score more than τ, shaded pointwise.",
+    )
+    table = tables.improvement(runs, teacher, bootstrap)
+    said += output.table(table, teacher)
+    if table.rows:
+        said += output.figure(
+            file_name("improvement", teacher),
+            figures.improvement(table, looks, **how),
+            "How probably a run of the first agent beats a run of the second on a random task. Where no runs overlap, "
+            "nothing varies: an interval without width then says only that these few runs do not overlap.",
+        )
+    return said
+
+
+def teacher_section(
+    runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+) -> str:
+    """All about the runs with one teacher."""
+    said = curves(runs, teacher, looks, output)
+    said += output.table(tables.returns(runs, teacher, "final_return", FINAL), teacher, show=True)
+    said += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED), teacher)
+    if any(not run.finished for run in runs):
+        said += page.paragraph("* with unfinished runs, as far as they are", "small")
+    said += statistics(runs, teacher, looks, bootstrap, output)
+    said += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
+    if differing := disagreements([(run.agent, run.settings) for run in runs]):
+        said += "<h3>Settings in which they differ</h3>\n" + page.listing(
+            [
+                f"{setting}: " + "; ".join(f"{value} ({', '.join(agents)})" for value, agents in values.items())
+                for setting, values in differing.items()
+            ]
+        )
+    return said
+
+
+def robustness_section(runs: Sequence[Run], bootstrap: Bootstrap, output: Output) -> str:
+    """The matrix agent by teacher."""
+    if RATIONAL not in names(runs, "teacher") or len(names(runs, "teacher")) < 2:
+        return page.paragraph("It takes runs with the rational teacher and with another one: oracle=rational,...")
+    table = tables.robustness(runs, bootstrap)
+    caption = (
+        "An agent's mean score over tasks as a share of its own with the rational teacher, on tasks that it has runs "
+        "of with both."
+    )
+    return output.figure("robustness", figures.robustness(table), caption) + output.table(table, show=True)
+
+
+def made_section(runs: Sequence[Run]) -> str:
+    """What it takes to make this again; each teacher's section has the commands of its runs."""
+    said = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
+    said += page.paragraph("The commands that make the runs again, all together:")
+    said += page.listing(commands(run.settings for run in runs))
+    said += page.paragraph("Versions that this report was made with, and those of the runs (how many of them):")
+    return said + page.listing(compare_versions([run.folder for run in runs]))
+
+
+def remarks(runs: Sequence[Run], left_out: Mapping[Path, str]) -> list[str]:
+    """What a reader must know before anything else."""
+    said = [
+        f"Unfinished, used as far as it is: {run.folder} ({run.iterations} of {run.settings['iterations']} iterations)."
+        for run in runs
+        if not run.finished
+    ]
+    said += [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
+    mixed: dict[tuple[str, str], str] = {}
+    for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs}):
+        group = select(runs, agent=agent, task=task, teacher=teacher)
+        for setting, values in disagreements([(str(run.folder), run.settings) for run in group]).items():
+            each = "; ".join(f"{value} in {folders[0]}" for value, folders in values.items())
+            mixed.setdefault((agent, setting), f"{setting} ({each})")
+    said += [f"Runs called {agent} differ in {what}: give them different names." for (agent, _), what in mixed.items()]
+    return said

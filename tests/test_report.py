@@ -1,0 +1,188 @@
+"""The report, as a user meets it: a command in a folder, and what lies there afterwards."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pbrl.report import main
+from pbrl.report_files import to_latex
+from pbrl.report_tables import Table
+from tests.synthetic_runs import write_run
+
+TEACHERS = {"rational": 1.0, "irrational": 0.5}
+HEIGHTS = {("ncrs", "walker_walk"): 800.0, ("ncrs", "cheetah_run"): 600.0, ("zpg", "walker_walk"): 400.0}
+HEIGHTS[("zpg", "cheetah_run")] = 200.0
+
+
+class Command:
+    """The command, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, folder: Path, *arguments: str) -> str:
+        """What it prints."""
+        self.monkeypatch.chdir(folder)
+        self.monkeypatch.setattr(sys, "argv", ["pbrl.report", "--resamples", "50", *arguments])
+        main()
+        return self.capsys.readouterr().out
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+def write_benchmark(root: Path) -> None:
+    """Two agents on two tasks with two teachers, three seeds each, 10 apart; zpg asks ten experts."""
+    for teacher, share in TEACHERS.items():
+        for (agent, task), height in HEIGHTS.items():
+            for seed in range(3):
+                returns = np.linspace(0, share * height + 10 * (seed - 1), 10).tolist()
+                how = {"agent": agent, "task": task, "oracle": teacher, "seed": seed}
+                write_run(root, returns, **how, experts=10 if agent == "zpg" else 1)  # type: ignore[arg-type]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+class Requests(HTMLParser):
+    """Everything that a page might fetch."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses = re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", page)
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        fetching = ("src", "href", "srcset", "data", "action", "poster", "background")
+        self.addresses += [value for name, value in attrs if name in fetching]
+
+
+def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: Command) -> None:
+    write_benchmark(tmp_path / "runs")
+    printed = report(tmp_path, "runs/")
+    folder = tmp_path / "report"
+    final = {(row["teacher"], row["task"], row["agent"]): row for row in rows(folder / "tables" / "final_return.csv")}
+    for (agent, task), height in HEIGHTS.items():
+        row = final["irrational", task, agent]
+        assert float(row["mean"]) == pytest.approx(height / 2)
+        assert float(row["standard_error"]) == pytest.approx(10 / 3**0.5)
+        assert f"{height / 2:.1f} ± 5.8" in printed
+    for row in rows(folder / "tables" / "robustness.csv"):
+        assert float(row["value"]) == pytest.approx(TEACHERS[row["teacher"]])
+    assert {row["bits"] for row in rows(folder / "tables" / "ledger.csv")} == {"320.0", "3200.0"}
+    (pair,) = (row for row in rows(folder / "tables" / "improvement.csv") if row["teacher"] == "rational")
+    assert (pair["agent"], pair["over"], float(pair["value"])) == ("ncrs", "zpg", 1.0)
+    assert len(rows(folder / "tables" / "runs.csv")) == 24
+
+    figures = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert figures == {path.stem for path in (folder / "figures").glob("*.svg")}
+    axes = ("iteration", "trajectories", "pairs_asked", "env_steps", "seconds")
+    kinds = [*(f"curves_{axis}" for axis in axes), "aggregates", "profiles", "improvement"]
+    assert figures == {"robustness", *(f"{kind}_{teacher}" for kind in kinds for teacher in TEACHERS)}
+
+    page = (folder / "index.html").read_text()
+    requests = Requests(page)
+    assert requests.tags.count("img") == len(figures)
+    assert "script" not in requests.tags
+    assert all(str(address).startswith(("data:", "#section-")) for address in requests.addresses)
+    assert "python -m pbrl.train -m agent=ncrs,zpg env=cheetah_run,walker_walk oracle=irrational,rational" in page
+    assert "agent.policy" not in page  # they differ in nothing that both have
+    for said in (page, printed):
+        assert "Unequal budgets, bits per iteration: ncrs 32, zpg 320." in said
+    assert "Unequal budgets, bits per trajectory" in (folder / "figures/curves_trajectories_rational.svg").read_text()
+
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    report(tmp_path, "runs/")
+    assert before == {path: path.read_bytes() for path in folder.rglob("*.*")}  # the same runs, the same bytes
+
+
+def test_one_seed_of_one_agent_on_one_task_has_no_intervals(tmp_path: Path, report: Command) -> None:
+    write_run(tmp_path / "runs", [1.0, 2.0], drop=["eval_return"])
+    printed = report(tmp_path, "runs", "--output", "elsewhere")
+    assert "2.0 (one seed)" in printed
+    assert "0.002 (one seed: no interval)" in printed
+    page = (tmp_path / "elsewhere" / "index.html").read_text()
+    assert "Unequal budgets" not in page
+    assert "It takes runs with the rational teacher" in page
+    (row,) = rows(tmp_path / "elsewhere" / "tables" / "final_return.csv")
+    assert row["standard_error"] == ""
+    assert not list((tmp_path / "elsewhere").glob("figures/improvement*"))
+
+
+def test_unfinished_broken_and_mixed_runs_are_named(tmp_path: Path, report: Command) -> None:
+    write_run(tmp_path, [1.0, 2.0, 3.0], seed=0)
+    unfinished = write_run(tmp_path, [1.0, 2.0], seed=1, settings={"iterations": 3})
+    broken = write_run(tmp_path, [1.0], seed=2)
+    (broken / "metrics.jsonl").write_text("no\n")
+    mixed = write_run(tmp_path, [1.0, 2.0, 3.0], seed=3, settings={"agent.votes": 16})
+    printed = report(tmp_path, ".")
+    page = (tmp_path / "report" / "index.html").read_text()
+    for said in (" ".join(printed.split()), page):
+        assert f"Unfinished, used as far as it is: {unfinished.relative_to(tmp_path)} (2 of 3 iterations)" in said
+        assert f"Left out: {broken.relative_to(tmp_path)}: " in said
+        assert "Runs called ncrs differ in agent.votes (32 in " in said
+        assert f"16 in {mixed.relative_to(tmp_path)}" in said
+    assert "2.7 ± 0.3 *" in printed
+
+
+def test_agents_are_compared_on_the_tasks_that_they_share(tmp_path: Path, report: Command) -> None:
+    for seed in range(2):
+        write_run(tmp_path, [100.0 + seed], seed=seed)
+        write_run(tmp_path, [900.0], seed=seed, task="cheetah_run")
+        write_run(tmp_path, [200.0 + seed], seed=seed, agent="random")
+    assert "Over walker_walk only: some agent has no run of cheetah_run." in report(tmp_path, ".")
+    values = {row["agent"]: row for row in rows(tmp_path / "report/tables/aggregates.csv")}
+    assert float(values["ncrs"]["value"]) == pytest.approx(1 - 0.1005)  # the last is its gap
+    assert {row["tasks"] for row in values.values()} == {"1"}
+
+
+def test_agents_that_share_no_task_are_not_compared(tmp_path: Path, report: Command) -> None:
+    write_run(tmp_path, [1.0])
+    write_run(tmp_path, [1.0], agent="zpg", task="cheetah_run")
+    assert "No task has runs of all agents" in report(tmp_path, ".")
+    assert not (tmp_path / "report" / "tables" / "aggregates.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "pbrl.report: there is no folder nowhere"),
+        (["."], "pbrl.report: no runs in .; a run is a folder with config.yaml and metrics.jsonl"),
+        ([".", "--output", "file"], "pbrl.report: Not a directory: file"),
+    ],
+)
+def test_what_cannot_be_reported_is_said_in_a_sentence(
+    tmp_path: Path, report: Command, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    if "--output" in arguments:
+        write_run(tmp_path / "runs", [1.0])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        report(tmp_path, *arguments)
+
+
+def test_latex_is_escaped_and_every_row_has_its_cells() -> None:
+    table = Table("", "", ["a_b", "50 %"], [["x & y", "1.0 ± 0.1 [0, 1]"], ["~$#{}^\\", "-"]])
+    assert to_latex(table).splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\hline",
+        r"a\_b & 50 \% \\",
+        r"\hline",
+        r"x \& y & 1.0 $\pm$ 0.1 [0, 1] \\",
+        r"\textasciitilde{}\$\#\{\}\textasciicircum{}\textbackslash{} & - \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]

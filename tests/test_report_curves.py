@@ -1,0 +1,93 @@
+"""Curves and budgets against known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pbrl.report_curves import AXES, curve, draw_curves
+from pbrl.report_figures import COLOURS, styles
+from pbrl.report_ledger import unequal_budgets, unequal_lengths
+from pbrl.runs import Run, load
+from tests.synthetic_runs import write_run
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_standard_error(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, returns, seed=seed)) for seed, returns in enumerate([[0.0, 10.0], [2.0, 20.0]])]
+    at, mean, error, complete = curve(runs, "iteration")
+    np.testing.assert_array_equal(at, [0, 1])
+    np.testing.assert_array_equal(mean, [1, 15])
+    np.testing.assert_allclose(error, [1, 5])
+    assert complete.all()
+    np.testing.assert_array_equal(curve(runs, "trajectories")[0], [64, 128])
+    np.testing.assert_array_equal(curve(runs, "seconds")[0], [3, 6])
+
+
+def test_where_only_some_seeds_have_got_the_curve_says_so(tmp_path: Path) -> None:
+    whole = load(write_run(tmp_path, [0.0, 10.0, 20.0]))
+    part = load(write_run(tmp_path, [2.0, 20.0], seed=1, settings={"iterations": 3}))
+    at, mean, error, complete = curve([whole, part], "iteration")
+    np.testing.assert_array_equal(at, [0, 1, 2])
+    np.testing.assert_array_equal(mean, [1, 15, 20])
+    np.testing.assert_array_equal(complete, [True, True, False])
+    assert np.isnan(error[2])
+
+
+def test_finished_runs_of_unequal_cost_are_compared_at_equal_cost(tmp_path: Path) -> None:
+    slow = load(write_run(tmp_path, [0.0, 10.0, 20.0]))
+    fast = load(write_run(tmp_path, [0.0, 10.0, 20.0], seed=1))
+    fast = Run(fast.folder, fast.settings, fast.teacher, {**fast.metrics, "seconds": np.array([2.0, 4.0, 6.0])})
+    at, mean, _, complete = curve([slow, fast], "seconds")  # 3, 6, 9 seconds, and 2, 4, 6
+    np.testing.assert_array_equal(at, [3, 6])
+    np.testing.assert_array_equal(mean, [(0 + 5) / 2, (10 + 20) / 2])
+    assert complete.all()
+
+
+def test_one_seed_has_a_curve_without_a_band(tmp_path: Path) -> None:
+    _, mean, error, _ = curve([load(write_run(tmp_path, [3.0, 4.0]))], "iteration")
+    np.testing.assert_array_equal(mean, [3, 4])
+    assert np.isnan(error).all()
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_figure_has_a_panel_for_each_task_and_a_line_for_each_agent(tmp_path: Path, axis: str) -> None:
+    tasks = ["walker_walk", "cheetah_run", "hopper_hop", "fish_swim"]
+    folders = [write_run(tmp_path, [1.0, 2.0], task=task, agent=agent) for task in tasks for agent in ("ncrs", "zpg")]
+    looks = styles(["ncrs", "zpg"])
+    figure = draw_curves([load(folder) for folder in folders], axis, looks, title="", notes=["beware"])
+    assert [panel.get_title() for panel in figure.axes] == sorted(tasks)
+    for panel in figure.axes:
+        assert [line.get_color() for line in panel.lines] == [looks["ncrs"]["color"], looks["zpg"]["color"]]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ncrs", "zpg"]
+    assert legend.get_title().get_text() == "beware"
+
+
+def test_every_agent_looks_different() -> None:
+    agents = [f"agent {i}" for i in range(3 * len(COLOURS))]
+    assert len({tuple(look.values()) for look in styles(agents).values()}) == len(agents)
+
+
+def test_equal_budgets_need_no_note(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [1.0, 2.0], agent=agent)) for agent in ("ncrs", "zpg")]
+    assert unequal_lengths(runs) == []
+    for axis in AXES:
+        assert unequal_budgets(runs, axis) == []
+
+
+def test_unequal_budgets_are_named_at_the_same_place_of_an_axis(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [1.0, 2.0])), load(write_run(tmp_path, [1.0, 2.0], agent="zpg", experts=10))]
+    runs.append(load(write_run(tmp_path, [1.0, 2.0], task="cheetah_run")))  # where nobody is to be compared with
+    note = "Unequal budgets, bits per iteration: ncrs 32, zpg 320 (walker_walk)."
+    assert unequal_budgets(runs, "iteration") == unequal_budgets(runs, "seconds") == [note]
+    assert unequal_budgets(runs, "pairs_asked") == [
+        "Unequal budgets, bits per comparison: ncrs 1, zpg 10 (walker_walk)."
+    ]
+
+
+def test_unequal_lengths_are_named_once(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [1.0, 2.0])), load(write_run(tmp_path, [1.0], agent="zpg"))]
+    assert unequal_budgets(runs, "iteration") == []
+    assert unequal_lengths(runs) == ["Unequal budgets, iterations: ncrs 2, zpg 1."]
