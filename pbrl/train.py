@@ -217,7 +217,7 @@ def go_on(run: Run, cfg: DictConfig) -> None:
     if saved is not None:
         start = saved[0] + 1
         run.load_state_dict(saved[1])
-        print(f"{run.folder}: {start} of {cfg.iterations} iterations are there")
+        print(f"{run.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
     if start >= cfg.iterations:
         print("nothing is left to do; resume=false would start over")
         return
