@@ -143,7 +143,14 @@ def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, 
 
     steps = min(simulator.steps, 200)  # slow enough to be measured on less
     envs = DummyVecEnv([make] * trajectories)
-    learner = PPO("MlpPolicy", envs, n_steps=steps, policy_kwargs={"net_arch": [*policy.sizes[1:-1]]}, device="cpu")
+    learner = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=steps,
+        batch_size=steps * trajectories,
+        policy_kwargs={"net_arch": [*policy.sizes[1:-1]]},
+        device="cpu",
+    )
     _, callback = learner._setup_learn(1)
 
     def run() -> None:
@@ -194,7 +201,7 @@ def contenders(task: str, cfg: DictConfig) -> dict[str, Contender]:
 def main(cfg: DictConfig) -> None:
     """Measure, print a table, write it as CSV."""
     if cfg.short:
-        cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 200, 3
+        cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
     output = Path(cfg.output)
     output.mkdir(parents=True, exist_ok=True)
     table = Table(title="control steps per second (medians)")
