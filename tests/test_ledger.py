@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import numpy as np
 import pytest
+from teachers import RATIONAL
 
-from oracles import links
 from oracles.panel import Panel
 from oracles.teacher import Teacher
 from pbrl.ledger import BudgetError, Ledger
@@ -15,17 +14,6 @@ from pbrl.preference_log import PreferenceLog, read
 from pbrl.types import Behaviour, Pairs, Preferences
 from tests.fake_simulator import FakeSimulator
 
-RATIONAL = partial(
-    Teacher,
-    link=links.logistic,
-    tau=0.0,
-    gamma=1.0,
-    eps_mistake=0.0,
-    eps_skip=0.0,
-    eps_equal=0.0,
-    tie="equal",
-    bpref_compat=False,
-)
 PARAMETERS = np.array([[0.0], [1.0]], np.float32)
 HOW = {"mean_actions": False, "common_start": False, "keep": ()}
 
