@@ -127,7 +127,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, annotation)
     if annotation is type(None):
         return value is None
-    return not isinstance(value, int | float | str) or isinstance(value, Mapping)
+    return not isinstance(value, int | float | str)
 
 
 def _named(annotation: Any) -> str:
