@@ -41,6 +41,7 @@ class PPORLHF:
         self.policy, self.rng, self.pairs, self.standardise = policy, rng, trajectories // 2, standardise
         self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
         self.ppo = ppo(policy=policy, rng=rng)
+        self.learnt_returns: Float32 | None = None  # of the trajectories last told about [N], for the record
 
     @property
     def parameters(self) -> Float32:
@@ -53,13 +54,15 @@ class PPORLHF:
 
     def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
         """Fit r, then improve pi on it."""
+        self.learnt_returns = None
         self.reward_model.remember(pairs, preferences)
         with workers() as pool:
             metrics = self.reward_model.fit(pool)
             if not metrics or not pairs.behaviour.lengths.any():  # r means nothing yet, or nobody took a step
                 return metrics
             r = self.reward_model.reward(pairs.behaviour, pool)  # [N, T], 0 after the end
-            accuracy = _accuracy(r.sum(axis=1), pairs, preferences)
+            self.learnt_returns = r.sum(axis=1)
+            accuracy = _accuracy(self.learnt_returns, pairs, preferences)
             if self.standardise:
                 lived = np.arange(r.shape[1]) < pairs.behaviour.lengths[:, None]
                 r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))

@@ -53,6 +53,8 @@ def check(cfg: Mapping[str, Any]) -> None:
     _at_least(cfg["evaluation"], "every", 1, "evaluation.")
     _at_least(cfg["evaluation"], "trajectories", 1, "evaluation.")
     _at_least(cfg["calibration"], "trajectories", 2, "calibration.")
+    if not isinstance(cfg["normalise_observations"], bool):
+        raise ConfigurationError(f"normalise_observations must be true or false, not {cfg['normalise_observations']!r}")
     if cfg["threads"] is not None:
         _at_least(cfg, "threads", 1)
     if cfg["trajectories"] % 2:
@@ -71,7 +73,17 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 
 # Settings that make a run what it is; the others may change when it is continued.
-IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
+IDENTITY = (
+    "env",
+    "agent",
+    "oracle",
+    "seed",
+    "trajectories",
+    "pairs",
+    "normalise_observations",
+    "evaluation",
+    "calibration",
+)
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
