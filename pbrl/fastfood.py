@@ -15,15 +15,18 @@ whatever d and D are. No matrix is ever formed: 9 bytes for each output are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pbrl.threads import workers
+
+Result = TypeVar("Result")
 _RADIX = 16  # of the fast transform; 8 to 32 are about equally fast
 _CHUNK = 2**18  # outputs worked on at once: 1 MB of float32 stays in the cache
 
@@ -55,29 +58,38 @@ class Fastfood:
     def project(self, z: Tensor) -> Tensor:
         """P z [D] of z [d]."""
         blocks, n = self.signs.shape
-        padded = pad(z, (0, n - self.inputs))
-        output = z.new_empty(blocks, n)
-        for rows in self._chunks():
+        padded = pad(z.detach(), (0, n - self.inputs))
+        output = padded.new_empty(blocks, n)
+
+        def work(rows: slice) -> None:
             x = hadamard(self.signs[rows] * padded)
             x = x.gather(1, self.permutation[rows].long())
             output[rows] = hadamard(self.gaussian[rows] * x)
+
+        self._in_chunks(work)
         return output.view(-1)[: self.outputs]
 
     def transpose(self, y: Tensor) -> Tensor:
         """P^T y [d] of y [D]: the same factors, each its own transpose but Π, in reverse."""
         blocks, n = self.signs.shape
-        padded = pad(y, (0, blocks * n - self.outputs)).view(blocks, n)
-        total = y.new_zeros(n)
-        for rows in self._chunks():
+        padded = pad(y.detach(), (0, blocks * n - self.outputs)).view(blocks, n)
+
+        def work(rows: slice) -> Tensor:
             x = self.gaussian[rows] * hadamard(padded[rows])
             x = torch.empty_like(x).scatter_(1, self.permutation[rows].long(), x)
-            total += (self.signs[rows] * hadamard(x)).sum(0)
-        return total[: self.inputs]
+            return (self.signs[rows] * hadamard(x)).sum(0)
 
-    def _chunks(self) -> Iterator[slice]:
+        return torch.stack(self._in_chunks(work)).sum(0)[: self.inputs]
+
+    def _in_chunks(self, work: Callable[[slice], Result]) -> list[Result]:
+        """Do the work for all rows, some at a time; no result depends on how many threads there are."""
         blocks, n = self.signs.shape
         step = max(1, _CHUNK // n)
-        return (slice(first, first + step) for first in range(0, blocks, step))
+        chunks = [slice(first, first + step) for first in range(0, blocks, step)]
+        if len(chunks) == 1 or self.signs.device.type != "cpu":
+            return [work(rows) for rows in chunks]
+        with workers() as pool:
+            return list(pool.map(work, chunks))
 
 
 class _Projection(torch.autograd.Function):

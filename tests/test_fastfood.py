@@ -81,7 +81,10 @@ def test_many_chunks_are_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
     fastfood, z, y = build(60, 5000, seed=0), normal(60, 1), normal(5000, 2)
     whole = fastfood.project(z), fastfood.transpose(y)
     monkeypatch.setattr("pbrl.fastfood._CHUNK", 256)  # 4 of 79 blocks at a time
-    torch.testing.assert_close((fastfood.project(z), fastfood.transpose(y)), whole)
+    alone = fastfood.project(z), fastfood.transpose(y)
+    torch.testing.assert_close(alone, whole)
+    torch.set_num_threads(3)
+    assert all(map(torch.equal, (fastfood.project(z), fastfood.transpose(y)), alone))
 
 
 @settings(max_examples=20)
@@ -131,6 +134,8 @@ def test_no_input_is_lost(inputs: int, outputs: int) -> None:
         assert torch.linalg.matrix_rank(matrix(build(inputs, outputs, seed))) == inputs
 
 
-def test_the_gradient_agrees_with_finite_differences() -> None:
-    fastfood = build(6, 30, seed=0)
-    assert torch.autograd.gradcheck(fastfood, (normal(6, 1).requires_grad_(),))
+@pytest.mark.parametrize("inputs", [6, 8])  # with padding and without
+@pytest.mark.parametrize("chunk", [8, 2**18])
+def test_the_gradient_agrees_with_finite_differences(inputs: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pbrl.fastfood._CHUNK", chunk)
+    assert torch.autograd.gradcheck(build(inputs, 30, seed=0), (normal(inputs, 1).requires_grad_(),))
