@@ -165,6 +165,16 @@ def test_normalised_observations_continue_exactly(agent: str, train: Command, tm
     np.testing.assert_array_equal(*policies)
 
 
+def test_the_literal_reading_is_a_run_of_its_own(train: Command, tmp_path: Path) -> None:
+    for preset, name, log_std in ((["experiment=literal"], "ncrs_literal", 0.0), ([], "ncrs", -1.2)):
+        code, _, err = train([*PLAIN, "agent.votes=4", "iterations=1", *preset], tmp_path)
+        assert code == 0, err
+        settings = yaml.safe_load(
+            (tmp_path / f"runs/pendulum_swingup/{name}/irrational/seed_0/config.yaml").read_text()
+        )
+        assert settings["agent"]["policy"]["initial_log_std"] == log_std
+
+
 def test_a_learnt_reward_is_compared_with_the_truth(train: Command, tmp_path: Path) -> None:
     code, _, err = train(
         [*PLAIN, "env=cartpole_balance", "agent=ppo_rlhf", "iterations=3", "env.steps=100", "oracle=rational"], tmp_path
