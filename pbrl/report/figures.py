@@ -1,4 +1,4 @@
-"""The figures of a report: what all have in common, statistics and robustness. Curves are in `pbrl.report_curves`."""
+"""The figures of a report: what all have in common, statistics and robustness. Curves are in `pbrl.report.curves`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pbrl import stats
-from pbrl.report_tables import Bootstrap, Table, names, scores, select, shared_tasks
+from pbrl.report.tables import Bootstrap, Table, names, scores, select, shared_tasks
 from pbrl.runs import Run
 
 Looks = Mapping[str, Mapping[str, Any]]  # by agent

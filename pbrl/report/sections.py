@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pbrl import report_figures as figures
-from pbrl import report_page as page
-from pbrl import report_tables as tables
 from pbrl.provenance import commands, compare_versions, disagreements
-from pbrl.report_curves import AXES, draw_curves
-from pbrl.report_files import Output, file_name
-from pbrl.report_ledger import unequal_budgets, unequal_lengths
-from pbrl.report_tables import RATIONAL, Bootstrap, names, select, shared_tasks
+from pbrl.report import figures, page, tables
+from pbrl.report.curves import AXES, draw_curves
+from pbrl.report.files import Output, file_name
+from pbrl.report.ledger import unequal_budgets, unequal_lengths
+from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 from pbrl.runs import Run
 
 FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"

@@ -6,7 +6,7 @@ import base64
 import html
 from collections.abc import Mapping, Sequence
 
-from pbrl.report_tables import Table
+from pbrl.report.tables import Table
 
 STYLE = """
 :root { color-scheme: light; }

@@ -14,9 +14,9 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from pbrl import report_page as page
-from pbrl.report_figures import render
-from pbrl.report_tables import Table
+from pbrl.report import page
+from pbrl.report.figures import render
+from pbrl.report.tables import Table
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pbrl.report_tables import Table, names, select
+from pbrl.report.tables import Table, names, select
 from pbrl.runs import CHARGES, Run
 
 UNITS = {"trajectories": "trajectory", "pairs_asked": "comparison", "env_steps": "environment step"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pbrl.report import main
-from pbrl.report_files import to_latex
-from pbrl.report_tables import Table
+from pbrl.report.__main__ import main
+from pbrl.report.files import to_latex
+from pbrl.report.tables import Table
 from tests.synthetic_runs import write_run
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
