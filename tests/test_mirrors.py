@@ -171,6 +171,40 @@ def test_an_offline_run_is_whole_and_takes_the_place_of_the_one_before(tmp_path,
 
 
 @pytest.mark.usefixtures("fakes")
+def test_videos_are_shown_once_each_with_the_row_of_their_moment(tmp_path, path):
+    record = Record(path, after=-1)
+    following = mirror(path)
+    videos = path.parent / "videos"
+    videos.mkdir()
+
+    def logged():
+        return [(entry["row"], entry["step"]) for entry in journal(tmp_path, "log") if "videos" in str(entry["row"])]
+
+    for iteration, name in enumerate(["iteration_000000.mp4", "iteration_000001.gif", "iteration_000002.gif.new"]):
+        (videos / name).touch()  # the last is not complete
+        record.write(rows([iteration])[0])
+        wait_for(lambda many=iteration + 1: len(journal(tmp_path, "log")) >= many)
+    (videos / "iteration_000002.gif.new").rename(videos / "iteration_000002.gif")
+    record.close()
+    following.close()
+    assert [step for _, step in logged()][-1] == 2  # after the last row
+    assert [row for row, _ in logged()] == [
+        {f"videos/{name.split('.')[0]}": str(videos / name)}
+        for name in ("iteration_000000.mp4", "iteration_000001.gif", "iteration_000002.gif")
+    ]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_continued_run_that_sends_no_row_sends_no_video(tmp_path, path, monkeypatch):
+    """Its step would be one that a later row needs."""
+    monkeypatch.setenv("STEP", "5")
+    (path.parent / "videos").mkdir(parents=True)
+    (path.parent / "videos" / "iteration_000000.mp4").touch()
+    run(path, range(3))
+    assert journal(tmp_path, "log") == []
+
+
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("mode", ["auto", "online"])
 def test_what_cannot_be_online_is_offline(tmp_path, path, monkeypatch, caplog, mode):
     monkeypatch.setenv("TROUBLE", "online:raise")
@@ -321,6 +355,8 @@ def test_the_real_wandb_offline_keeps_to_its_folder_and_to_itself(tmp_path, path
         monkeypatch.chdir(home)
         caplog.set_level(logging.INFO)
         run(path, range(5), finish_seconds=60.0)  # not logged in
+        (path.parent / "videos").mkdir()
+        (path.parent / "videos" / "iteration_000004.gif").write_bytes(b"a film")
         run(path, range(3, 8), after=2, finish_seconds=60.0)
         outside.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -338,6 +374,10 @@ def test_the_real_wandb_offline_keeps_to_its_folder_and_to_itself(tmp_path, path
         if record.WhichOneof("record_type") == "history"
     ]
     history = [{name: value for name, value in row.items() if not name.startswith("_")} for row in history]
+    key = "videos/iteration_000004"
+    film = {name.removeprefix(key): row.pop(name) for row in history for name in list(row) if name.startswith(key)}
+    assert film["_type"] == "video-file"
+    assert (file.parent / "files" / film["path"]).read_bytes() == b"a film"
     assert history == shown(range(8))
     (begun,) = (record.run for record in contents if record.WhichOneof("record_type") == "run")
     assert (begun.run_group, begun.job_type, list(begun.tags)) == ("sweep 7", "ncrs", ["walker_walk", "ncrs"])
