@@ -180,12 +180,15 @@ class Wandb:
         for axis in AXES:
             self.run.define_metric(axis, hidden=True)
         self.run.define_metric("*", step_metric="iteration")
+        for axis in AXES[1:]:  # wandb draws a metric against one axis: the paper's curve has a name for each
+            self.run.define_metric(f"return_against/{axis}", step_metric=axis)
 
     def write(self, row: Row) -> None:
         """Log what is a number, at the step of its iteration."""
         if row["iteration"] >= self.first:
             self.step = row["iteration"]
-            self.run.log({name: value for name, value in row.items() if value is not None}, step=self.step)
+            paid = {f"return_against/{axis}": row.get("return_mean") for axis in AXES[1:] if axis in row}
+            self.run.log({name: value for name, value in {**row, **paid}.items() if value is not None}, step=self.step)
             self._show_videos()
 
     def _show_videos(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -196,7 +197,10 @@ def signals_noted() -> Iterator[list[int]]:
 
 def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
     """Who follows the record."""
-    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": OmegaConf.to_container(cfg, resolve=True)}
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    teacher = HydraConfig.get().runtime.choices["oracle"]
+    plain = {"agent_name": cfg.name, "task": cfg.env.name, "teacher": teacher}  # to group and filter by, as the seed
+    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": {**settings, **plain}}
     found = [mirror_to_wandb(record, **cfg.wandb, **labels)]
     if cfg.tensorboard:
         found.append(mirror_to_tensorboard(record, finish_seconds=cfg.wandb.finish_seconds))

@@ -18,6 +18,7 @@ import torch
 
 from pbrl.mirrors import mirror_to_tensorboard, mirror_to_wandb
 from pbrl.record import Record, read
+from pbrl.train import command
 
 FAKE_TENSORBOARD = """
 import json, os
@@ -103,8 +104,14 @@ def wait_for(event):
     raise AssertionError("waited in vain")
 
 
-def shown(iterations):
-    return [{name: value for name, value in row.items() if name != "loss"} for row in rows(iterations)]
+def shown(iterations, *, in_wandb=True):
+    """What a mirror makes of the rows: wandb has the paper's curve against each axis."""
+    against = ("trajectories", "pairs_asked", "env_steps") if in_wandb else ()
+    return [
+        {name: value for name, value in row.items() if name != "loss"}
+        | {f"return_against/{axis}": row["return_mean"] for axis in against}
+        for row in rows(iterations)
+    ]
 
 
 @pytest.mark.usefixtures("fakes")
@@ -136,6 +143,10 @@ def test_wandb_is_told_everything_once(tmp_path, path, caplog):
             for axis in ("iteration", "trajectories", "pairs_asked", "env_steps")
         ),
         {"call": "define_metric", "name": "*", "step_metric": "iteration"},
+        *(
+            {"call": "define_metric", "name": f"return_against/{axis}", "step_metric": axis}
+            for axis in ("trajectories", "pairs_asked", "env_steps")
+        ),
     ]
     logged = journal(tmp_path, "log")
     assert [entry["row"] for entry in logged] == shown(range(3))  # without nan
@@ -168,6 +179,21 @@ def test_an_offline_run_is_whole_and_takes_the_place_of_the_one_before(tmp_path,
     assert [entry["row"] for entry in journal(tmp_path, "log")] == shown(range(8))
     (second,) = path.parent.glob("wandb/*run-*")
     assert second != first
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_sweep_is_grouped_by_all_but_the_seed(tmp_path, monkeypatch):
+    tiny = ["env=pendulum_swingup", "env.steps=5", "iterations=1", "trajectories=8", "pairs=4", "threads=1"]
+    chosen = ["agent=random", "name=floor", "oracle=rational", "seed=0,1", "wandb.mode=offline"]
+    monkeypatch.setattr(sys, "argv", ["pbrl.train", "-m", *tiny, *chosen, "evaluation.trajectories=2"])
+    monkeypatch.chdir(tmp_path)
+    command()
+    begun = journal(tmp_path, "init")
+    assert {each["group"] for each in begun} == {"pendulum_swingup/floor/rational"}
+    assert {each["job_type"] for each in begun} == {"floor"}
+    assert [each["name"] for each in begun] == [f"runs/pendulum_swingup/floor/rational/seed_{n}" for n in range(2)]
+    labels = [[each["config"][key] for key in ("agent_name", "task", "teacher", "seed")] for each in begun]
+    assert labels == [["floor", "pendulum_swingup", "rational", 0], ["floor", "pendulum_swingup", "rational", 1]]
 
 
 @pytest.mark.usefixtures("fakes")
@@ -317,7 +343,10 @@ def test_tensorboard_has_every_row_once(path):
     (events,) = path.parent.glob("tensorboard/events.out.tfevents.*")
     written = [json.loads(line) for line in events.read_text().splitlines()]
     expected = [
-        [name, value, row["iteration"]] for row in shown(range(8)) for name, value in row.items() if name != "iteration"
+        [name, value, row["iteration"]]
+        for row in shown(range(8), in_wandb=False)
+        for name, value in row.items()
+        if name != "iteration"
     ]
     assert written == expected
 
