@@ -57,6 +57,10 @@ def check(cfg: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"normalise_observations must be true or false, not {cfg['normalise_observations']!r}")
     if cfg["threads"] is not None:
         _at_least(cfg, "threads", 1)
+    if cfg["video"]["every"] is not None:
+        _at_least(cfg["video"], "every", 1, "video.")
+    for name, minimum in {"steps": 1, "width": 64, "height": 64}.items():
+        _at_least(cfg["video"], name, minimum, "video.")
     if cfg["trajectories"] % 2:
         raise ConfigurationError(
             f"trajectories must be even, since they are compared in pairs, not {cfg['trajectories']}"

@@ -175,17 +175,32 @@ class Wandb:
         else:
             say("INFO", f"{self.run.url}")
         self.first = self.run.step  # what a continued run has already is not sent again
+        self.step: int | None = None  # of the last row that was sent
+        self.make_video, self.videos, self.shown = wandb.Video, record.parent / "videos", set[Path]()
         for axis in AXES:
             self.run.define_metric(axis, hidden=True)
         self.run.define_metric("*", step_metric="iteration")
+        for axis in AXES[1:]:  # wandb draws a metric against one axis: the paper's curve has a name for each
+            self.run.define_metric(f"return_against/{axis}", step_metric=axis)
 
     def write(self, row: Row) -> None:
         """Log what is a number, at the step of its iteration."""
         if row["iteration"] >= self.first:
-            self.run.log({name: value for name, value in row.items() if value is not None}, step=row["iteration"])
+            self.step = row["iteration"]
+            paid = {f"return_against/{axis}": row.get("return_mean") for axis in AXES[1:] if axis in row}
+            self.run.log({name: value for name, value in {**row, **paid}.items() if value is not None}, step=self.step)
+            self._show_videos()
+
+    def _show_videos(self) -> None:
+        """Log the videos that have become complete, each under its own name: with the last row, as steps only grow."""
+        for path in sorted({*self.videos.glob("*.mp4"), *self.videos.glob("*.gif")} - self.shown):
+            self.shown.add(path)
+            self.run.log({f"videos/{path.stem}": self.make_video(str(path))}, step=self.step)
 
     def close(self) -> None:
         """Finish. An offline run has every row, and takes the place of those that this run left before."""
+        if self.step is not None:
+            self._show_videos()
         offline, own = self.run.offline, self.folder.name
         self.run.finish()
         if offline:

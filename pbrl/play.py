@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from pbrl import checkpoint, gl, video
+from pbrl.films import kept_policy
 from pbrl.normaliser import Normaliser
 from pbrl.record import read
 from pbrl.types import Float32, Trajectories
@@ -43,8 +44,6 @@ def settings(run: Path) -> DictConfig:
         inside = sorted(str(path.parent) for path in run.glob("**/policy.safetensors"))
         hint = f"did you mean {', '.join(inside[:5])}?" if inside else "name the folder that pbrl.train wrote to"
         raise PlayError(f"{run} is not the folder of a run: it has no config.yaml; {hint}")
-    if not (run / "policy.safetensors").exists():
-        raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
     cfg = OmegaConf.load(run / "config.yaml")
     assert isinstance(cfg, DictConfig)
     return cfg
@@ -54,7 +53,9 @@ def destination(options: argparse.Namespace) -> Path:
     """Where the video goes, in a format that can be written."""
     can_mp4 = video.encoder() is not None
     default = ".mp4" if can_mp4 and not options.gif else ".gif"
-    output: Path = options.output or options.run / f"play{default}"
+    output: Path = options.output or options.run / "play"
+    if not output.suffix:
+        output = output.with_suffix(default)
     if output.suffix not in video.FORMATS or (options.gif and output.suffix != ".gif"):
         raise PlayError(
             f"--output must end in {'.gif' if options.gif else ' or '.join(video.FORMATS)}, unlike {output}"
@@ -65,11 +66,19 @@ def destination(options: argparse.Namespace) -> Path:
 
 
 def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int | None) -> tuple[int, Float32]:
-    """The iteration and the parameters [size] of the last incumbent, or of that in an iteration's checkpoint."""
-    with safe_open(run / "policy.safetensors", "numpy") as file:
-        last = int(file.metadata()["iteration"])
-        if iteration in (None, last):
-            return last, file.get_tensor("parameters")
+    """The iteration and the parameters [size] of the last incumbent, or of that of an iteration, if it is still there.
+
+    It may be the last one, wait to be filmed (`pbrl.films`), or have a checkpoint.
+    """
+    last = run / "policy.safetensors"
+    for path in [last] if iteration is None else [last, kept_policy(run, iteration)]:
+        if path.exists():
+            with safe_open(path, "numpy") as file:
+                found = int(file.metadata()["iteration"])
+                if iteration in (None, found):
+                    return found, file.get_tensor("parameters")
+    if iteration is None:
+        raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
     saved = checkpoint.load(run / "checkpoint", iteration)
     assert saved is not None, "an iteration that is not there is refused"
     agent = instantiate(cfg.agent, policy=policy, rng=np.random.default_rng(), trajectories=cfg.trajectories)
@@ -185,7 +194,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=size_of, default=(640, 480), help="of a picture; 640x480 by default")
     parser.add_argument("--camera", help="name or number; the task's first by default")
     parser.add_argument("--gif", action="store_true", help="GIF instead of mp4; so, too, where there is no ffmpeg")
-    parser.add_argument("--output", type=Path, help="ends in .mp4 or .gif; play.mp4 in the run's folder by default")
+    parser.add_argument(
+        "--output", type=Path, help="play in the run's folder by default; .mp4 or .gif is added if missing"
+    )
     return parser
 
 

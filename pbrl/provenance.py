@@ -22,7 +22,7 @@ from pbrl.configuration import choices
 Settings = Mapping[str, Any]
 GROUPS = ("agent", "oracle")
 # What a run may be told without learning anything else.
-INCIDENTAL = ("folder", "resume", "checkpoint_every", "preference_log", "threads", "wandb", "tensorboard")
+INCIDENTAL = ("folder", "resume", "checkpoint_every", "preference_log", "threads", "video", "wandb", "tensorboard")
 PACKAGES = ("pbrl", "numpy", "scipy", "torch", "mujoco", "dm_control", "numba", "hydra-core", "matplotlib")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -33,6 +34,7 @@ from tqdm import tqdm
 
 from pbrl import checkpoint, native, tasks
 from pbrl.configuration import ConfigurationError, check, differences, suggest
+from pbrl.films import Films
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.normaliser import Normaliser
@@ -104,11 +106,15 @@ class Run:
     def save(self, iteration: int) -> None:
         """Leave a checkpoint of the state after the iteration, and the policy for others to read."""
         checkpoint.save(self.folder / "checkpoint", iteration, self.state_dict())
-        temporary = self.folder / "policy.safetensors.new"
+        self.save_policy(self.folder / "policy.safetensors", iteration)
+
+    def save_policy(self, path: Path, iteration: int) -> None:
+        """Write the incumbent's parameters and what they are of. The file appears when it is complete."""
+        temporary = path.with_name(f"{path.name}.new")
         sizes = " ".join(str(size) for size in self.agent.policy.sizes)
         metadata = {"task": self.simulator.task, "sizes": sizes, "iteration": str(iteration)}
         save_file({"parameters": self.policy.folded(self.agent.parameters)}, temporary, metadata)
-        temporary.replace(self.folder / "policy.safetensors")
+        temporary.replace(path)
 
     def iterate(self, iteration: int, cfg: DictConfig) -> dict[str, float]:
         """One iteration: ask, compare, tell; what came of it."""
@@ -203,7 +209,10 @@ def signals_noted() -> Iterator[list[int]]:
 
 def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
     """Who follows the record."""
-    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": OmegaConf.to_container(cfg, resolve=True)}
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    teacher = HydraConfig.get().runtime.choices["oracle"]
+    plain = {"agent_name": cfg.name, "task": cfg.env.name, "teacher": teacher}  # to group and filter by, as the seed
+    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": {**settings, **plain}}
     found = [mirror_to_wandb(record, **cfg.wandb, **labels)]
     if cfg.tensorboard:
         found.append(mirror_to_tensorboard(record, finish_seconds=cfg.wandb.finish_seconds))
@@ -239,6 +248,7 @@ def go_on(run: Run, cfg: DictConfig) -> None:
     record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
     followers = mirrors(cfg, record_path)
+    films = Films(run.folder, **{**cfg.video, "steps": min(cfg.video.steps, run.simulator.steps)})
     try:
         with signals_noted() as signals:
             bar = tqdm(
@@ -252,13 +262,17 @@ def go_on(run: Run, cfg: DictConfig) -> None:
                 if last or (iteration + 1) % cfg.checkpoint_every == 0:
                     record.sync()
                     run.save(iteration)
+                if cfg.video.every and (iteration % cfg.video.every == 0 or iteration == cfg.iterations - 1):
+                    films.film(iteration, run.save_policy)
                 if signals:
                     bar.close()
                     print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
                     raise SystemExit(128 + signals[0])
         run.ledger.close()
+        films.finish()
     finally:
         record.close()
+        films.stop()
         for follower in followers:
             follower.close()
     summarise(run.folder, columns(read(record_path)))
@@ -296,7 +310,8 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
 @hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
 def main(cfg: DictConfig) -> None:
     """Train, and answer what goes wrong with a sentence."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
+    # By force: on its import, dm_control has set up logging for warnings alone.
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)], force=True)
     try:
         train(cfg)
     except (ConfigurationError, BudgetError, tasks.UnknownTaskError, checkpoint.CheckpointError, RecordError) as error:

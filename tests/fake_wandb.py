@@ -31,6 +31,10 @@ class Settings:
         vars(self).update(settings)
 
 
+class Video(str):
+    """Noted as its path."""
+
+
 class Run:
     url = "https://example.org/run"
 

@@ -18,6 +18,7 @@ import torch
 
 from pbrl.mirrors import mirror_to_tensorboard, mirror_to_wandb
 from pbrl.record import Record, read
+from pbrl.train import command
 
 FAKE_TENSORBOARD = """
 import json, os
@@ -103,8 +104,14 @@ def wait_for(event):
     raise AssertionError("waited in vain")
 
 
-def shown(iterations):
-    return [{name: value for name, value in row.items() if name != "loss"} for row in rows(iterations)]
+def shown(iterations, *, in_wandb=True):
+    """What a mirror makes of the rows: wandb has the paper's curve against each axis."""
+    against = ("trajectories", "pairs_asked", "env_steps") if in_wandb else ()
+    return [
+        {name: value for name, value in row.items() if name != "loss"}
+        | {f"return_against/{axis}": row["return_mean"] for axis in against}
+        for row in rows(iterations)
+    ]
 
 
 @pytest.mark.usefixtures("fakes")
@@ -136,6 +143,10 @@ def test_wandb_is_told_everything_once(tmp_path, path, caplog):
             for axis in ("iteration", "trajectories", "pairs_asked", "env_steps")
         ),
         {"call": "define_metric", "name": "*", "step_metric": "iteration"},
+        *(
+            {"call": "define_metric", "name": f"return_against/{axis}", "step_metric": axis}
+            for axis in ("trajectories", "pairs_asked", "env_steps")
+        ),
     ]
     logged = journal(tmp_path, "log")
     assert [entry["row"] for entry in logged] == shown(range(3))  # without nan
@@ -168,6 +179,55 @@ def test_an_offline_run_is_whole_and_takes_the_place_of_the_one_before(tmp_path,
     assert [entry["row"] for entry in journal(tmp_path, "log")] == shown(range(8))
     (second,) = path.parent.glob("wandb/*run-*")
     assert second != first
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_sweep_is_grouped_by_all_but_the_seed(tmp_path, monkeypatch):
+    tiny = ["env=pendulum_swingup", "env.steps=5", "iterations=1", "trajectories=8", "pairs=4", "threads=1"]
+    chosen = ["agent=random", "name=floor", "oracle=rational", "seed=0,1", "wandb.mode=offline"]
+    monkeypatch.setattr(sys, "argv", ["pbrl.train", "-m", *tiny, *chosen, "evaluation.trajectories=2"])
+    monkeypatch.chdir(tmp_path)
+    command()
+    begun = journal(tmp_path, "init")
+    assert {each["group"] for each in begun} == {"pendulum_swingup/floor/rational"}
+    assert {each["job_type"] for each in begun} == {"floor"}
+    assert [each["name"] for each in begun] == [f"runs/pendulum_swingup/floor/rational/seed_{n}" for n in range(2)]
+    labels = [[each["config"][key] for key in ("agent_name", "task", "teacher", "seed")] for each in begun]
+    assert labels == [["floor", "pendulum_swingup", "rational", 0], ["floor", "pendulum_swingup", "rational", 1]]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_videos_are_shown_once_each_with_the_row_of_their_moment(tmp_path, path):
+    record = Record(path, after=-1)
+    following = mirror(path)
+    videos = path.parent / "videos"
+    videos.mkdir()
+
+    def logged():
+        return [(entry["row"], entry["step"]) for entry in journal(tmp_path, "log") if "videos" in str(entry["row"])]
+
+    for iteration, name in enumerate(["iteration_000000.mp4", "iteration_000001.gif", "iteration_000002.gif.new"]):
+        (videos / name).touch()  # the last is not complete
+        record.write(rows([iteration])[0])
+        wait_for(lambda many=iteration + 1: len(journal(tmp_path, "log")) >= many)
+    (videos / "iteration_000002.gif.new").rename(videos / "iteration_000002.gif")
+    record.close()
+    following.close()
+    assert [step for _, step in logged()][-1] == 2  # after the last row
+    assert [row for row, _ in logged()] == [
+        {f"videos/{name.split('.')[0]}": str(videos / name)}
+        for name in ("iteration_000000.mp4", "iteration_000001.gif", "iteration_000002.gif")
+    ]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_continued_run_that_sends_no_row_sends_no_video(tmp_path, path, monkeypatch):
+    """Its step would be one that a later row needs."""
+    monkeypatch.setenv("STEP", "5")
+    (path.parent / "videos").mkdir(parents=True)
+    (path.parent / "videos" / "iteration_000000.mp4").touch()
+    run(path, range(3))
+    assert journal(tmp_path, "log") == []
 
 
 @pytest.mark.usefixtures("fakes")
@@ -283,7 +343,10 @@ def test_tensorboard_has_every_row_once(path):
     (events,) = path.parent.glob("tensorboard/events.out.tfevents.*")
     written = [json.loads(line) for line in events.read_text().splitlines()]
     expected = [
-        [name, value, row["iteration"]] for row in shown(range(8)) for name, value in row.items() if name != "iteration"
+        [name, value, row["iteration"]]
+        for row in shown(range(8), in_wandb=False)
+        for name, value in row.items()
+        if name != "iteration"
     ]
     assert written == expected
 
@@ -321,6 +384,8 @@ def test_the_real_wandb_offline_keeps_to_its_folder_and_to_itself(tmp_path, path
         monkeypatch.chdir(home)
         caplog.set_level(logging.INFO)
         run(path, range(5), finish_seconds=60.0)  # not logged in
+        (path.parent / "videos").mkdir()
+        (path.parent / "videos" / "iteration_000004.gif").write_bytes(b"a film")
         run(path, range(3, 8), after=2, finish_seconds=60.0)
         outside.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -338,6 +403,10 @@ def test_the_real_wandb_offline_keeps_to_its_folder_and_to_itself(tmp_path, path
         if record.WhichOneof("record_type") == "history"
     ]
     history = [{name: value for name, value in row.items() if not name.startswith("_")} for row in history]
+    key = "videos/iteration_000004"
+    film = {name.removeprefix(key): row.pop(name) for row in history for name in list(row) if name.startswith(key)}
+    assert film["_type"] == "video-file"
+    assert (file.parent / "files" / film["path"]).read_bytes() == b"a film"
     assert history == shown(range(8))
     (begun,) = (record.run for record in contents if record.WhichOneof("record_type") == "run")
     assert (begun.run_group, begun.job_type, list(begun.tags)) == ("sweep 7", "ncrs", ["walker_walk", "ncrs"])

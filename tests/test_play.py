@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image, ImageSequence
+from safetensors.numpy import save_file
 
 from oracles.oracle import Answers
 from pbrl import gl, tasks, video
+from pbrl.films import kept_policy
 from pbrl.play import incumbent, main, settings, verdict
 from pbrl.policy import GaussianPolicy
 from pbrl.simulator import Simulator
@@ -136,7 +138,7 @@ def test_the_video_shows_the_collected_trajectory_with_its_return(
 
 
 def test_a_gif_plays_in_real_time(run: Path, studio: Studio) -> None:
-    main([str(run), "--size", "96x64", "--camera", "lookatcart", "--output", str(run / "new" / "film.gif")])
+    main([str(run), "--size", "96x64", "--camera", "lookatcart", "--output", str(run / "new" / "film")])
     with Image.open(run / "new" / "film.gif") as film:
         assert film.width == 96
         assert film.height > 64
@@ -216,6 +218,17 @@ def test_an_iteration_is_that_of_its_checkpoint(run: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(earlier_parameters, parameters_of_shorter)
     shutil.rmtree(run / "checkpoint")
     np.testing.assert_array_equal(incumbent(run, settings(run), policy, 5)[1], parameters)
+
+
+def test_an_iteration_that_waits_for_its_video_is_found(run: Path) -> None:
+    policy = policy_of(Simulator("cartpole_swingup", seed=0))
+    (run / "videos").mkdir()
+    parameters = {"parameters": np.arange(policy.size, dtype=np.float32)}
+    save_file(parameters, kept_policy(run, 2), {"iteration": "2"})
+    (run / "policy.safetensors").unlink()  # a run has none before its first checkpoint
+    found, filmed = incumbent(run, settings(run), policy, 2)
+    assert found == 2
+    np.testing.assert_array_equal(filmed, parameters["parameters"])
 
 
 def test_an_iteration_that_is_gone_is_refused_with_those_that_are_there(run: Path, studio: Studio) -> None:

@@ -109,8 +109,9 @@ def test_a_run_leaves_what_the_readme_promises(train: Command, tmp_path: Path) -
     assert code == 0
     assert "nothing is left to do" in out
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
-    code, _, err = train([*SEARCH, "iterations=5", "resume=false"], tmp_path)
+    code, out, err = train([*SEARCH, "iterations=5", "resume=false"], tmp_path)
     assert code == 0, err
+    assert "the run that was there is now" in " ".join(out.split())
     assert record(folder.with_name("seed_0~1")) == record(folder)
 
 
@@ -237,6 +238,8 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
         (["oracle.tau=-1"], "tau"),
         (["env.steps=2000"], "steps must be between 1 and 1000"),
         (["wandb.mode=maybe"], "wandb.mode must be auto, online, offline or disabled, not 'maybe'"),
+        (["video.every=0"], "video.every must be a whole number of at least 1, not 0"),
+        (["video.width=9"], "video.width must be a whole number of at least 64, not 9"),
         (["threads=0"], "threads must be a whole number of at least 1, not 0"),
     ],
 )

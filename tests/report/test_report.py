@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import re
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from pbrl.report import main
-from pbrl.report_files import to_latex
-from pbrl.report_tables import Table
+from pbrl.report.__main__ import main
+from pbrl.report.files import to_latex
+from pbrl.report.tables import Table
 from tests.synthetic_runs import write_run
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
@@ -55,12 +57,18 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+TARGETS = {("a", "href"), ("label", "for")}
+
+
 class Requests(HTMLParser):
-    """Everything that a page might fetch."""
+    """Everything that a page might fetch or point at."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
+        self.pictures: list[bytes] = []
+        self.ids: list[str | None] = []
+        self.targets: list[str] = []
         self.addresses = re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", page)
         self.feed(page)
 
@@ -68,6 +76,10 @@ class Requests(HTMLParser):
         self.tags.append(tag)
         fetching = ("src", "href", "srcset", "data", "action", "poster", "background")
         self.addresses += [value for name, value in attrs if name in fetching]
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.targets += [str(value).removeprefix("#") for name, value in attrs if (tag, name) in TARGETS]
+        if tag == "img":
+            self.pictures.append(base64.b64decode(str(dict(attrs)["src"]).removeprefix("data:image/png;base64,")))
 
 
 def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: Command) -> None:
@@ -98,6 +110,10 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
     assert requests.tags.count("img") == len(figures)
     assert "script" not in requests.tags
     assert all(str(address).startswith(("data:", "#section-")) for address in requests.addresses)
+    assert sorted(requests.pictures) == sorted(path.read_bytes() for path in (folder / "figures").glob("*.png"))
+    assert len(set(requests.ids)) == len(requests.ids)
+    assert set(requests.targets) <= set(requests.ids)
+    assert len(requests.targets) == 5 + 2 * len(axes)  # sections, and the tabs of both teachers
     assert "python -m pbrl.train -m agent=ncrs,zpg env=cheetah_run,walker_walk oracle=irrational,rational" in page
     assert "agent.policy" not in page  # they differ in nothing that both have
     for said in (page, printed):
@@ -172,6 +188,24 @@ def test_what_cannot_be_reported_is_said_in_a_sentence(
         write_run(tmp_path / "runs", [1.0])
     with pytest.raises(SystemExit, match=re.escape(message)):
         report(tmp_path, *arguments)
+
+
+def test_in_a_narrow_terminal_a_table_goes_on_below(
+    tmp_path: Path, report: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [f"an_agent_with_a_name_{i}" for i in range(4)]
+    for agent in agents:
+        write_run(tmp_path, [123.4], settings={"name": agent})
+    monkeypatch.setattr(Console, "is_terminal", property(lambda _: True))
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", report(tmp_path, "."))  # without colours
+    assert "…" not in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    for word in ("iterations", "trajectories", "64,000 (64,000)", "pairs asked"):
+        assert word in printed
+    returns = printed[: printed.index("Over all tasks")]
+    assert [word for word in returns.split() if word.startswith("an_agent")] == agents  # in order, each once
+    assert returns.count("walker_walk") == 2  # the key of a row is in both parts
 
 
 def test_latex_is_escaped_and_every_row_has_its_cells() -> None:

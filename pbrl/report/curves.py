@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from pbrl import stats
-from pbrl.report_figures import STYLE, Looks, add_legend
-from pbrl.report_tables import names, select
+from pbrl.report.figures import STYLE, Looks, add_legend
+from pbrl.report.tables import names, select
 from pbrl.runs import Run
 from pbrl.types import Bool, Float64
 

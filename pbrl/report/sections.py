@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pbrl import report_figures as figures
-from pbrl import report_page as page
-from pbrl import report_tables as tables
 from pbrl.provenance import commands, compare_versions, disagreements
-from pbrl.report_curves import AXES, draw_curves
-from pbrl.report_files import Output, file_name
-from pbrl.report_ledger import unequal_budgets, unequal_lengths
-from pbrl.report_tables import RATIONAL, Bootstrap, names, select, shared_tasks
+from pbrl.report import figures, page, tables
+from pbrl.report.curves import AXES, draw_curves
+from pbrl.report.files import Output, file_name
+from pbrl.report.ledger import unequal_budgets, unequal_lengths
+from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 from pbrl.runs import Run
 
 FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
@@ -52,7 +50,10 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
     notes = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
     if apart := [task for task in names(runs, "task") if task not in tasks]:
         notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
-    how: dict[str, Any] = {"notes": notes, "title": f"{teacher} teacher"}
+
+    def how(title: str) -> dict[str, Any]:
+        return {"notes": notes, "title": f"{title}, {teacher} teacher"}
+
     said = "".join(page.paragraph(note, "warning") for note in notes)
     said += page.paragraph(
         "Scores are final returns divided by the task's maximum (1000, or env.steps). Intervals are 95 %, from a boot"
@@ -65,12 +66,12 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
         output.say(note)
     said += output.figure(
         file_name("aggregates", teacher),
-        figures.aggregates(table, looks, **how),
+        figures.aggregates(table, looks, **how("Scores over all tasks")),
         "Interquartile mean: of the middle half of all runs. Optimality gap: how far runs stay below the maximum.",
     )
     said += output.figure(
         file_name("profiles", teacher),
-        figures.profiles(runs, looks, bootstrap, **how),
+        figures.profiles(runs, looks, bootstrap, **how("Performance profiles")),
         "Performance profiles: the share of runs that score more than τ, shaded pointwise.",
     )
     table = tables.improvement(runs, teacher, bootstrap)
@@ -78,7 +79,7 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
     if table.rows:
         said += output.figure(
             file_name("improvement", teacher),
-            figures.improvement(table, looks, **how),
+            figures.improvement(table, looks, **how("Probability of improvement")),
             "How probably a run of the first agent beats a run of the second on a random task. Where no runs overlap, "
             "nothing varies: an interval without width then says only that these few runs do not overlap.",
         )

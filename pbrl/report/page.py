@@ -6,22 +6,24 @@ import base64
 import html
 from collections.abc import Mapping, Sequence
 
-from pbrl.report_tables import Table
+from pbrl.report.tables import Table
 
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1.2rem; }
+       padding: 0 1.2rem; overflow-wrap: anywhere; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; }
-nav a { margin-right: 1rem; } a { color: #0072B2; }
+nav a { margin-right: 1rem; display: inline-block; } a { color: #0072B2; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e6e6e6; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { border-bottom: 2px solid #999; }
+th { border-bottom: 2px solid #999; } .key { text-align: left; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; } /* when the table is moved under it */
 .wide { overflow-x: auto; }
-figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; } figure div { overflow-x: auto; }
+figure img { max-width: max(100%, 40rem); height: auto; } /* on a telephone one moves it: smaller, nobody can read it */
 figcaption, .small { color: #555; font-size: .9rem; max-width: 60rem; }
 .warning { border-left: 4px solid #B03A00; background: #FDF3EC; padding: .5rem .9rem; margin: .6rem 0; }
-pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: .85rem; }
+pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap; font-size: .85rem; }
 .tabs { display: flex; flex-wrap: wrap; } .tabs > input { position: absolute; opacity: 0; }
 .tabs > label { order: 1; padding: .3rem .9rem; cursor: pointer; border-bottom: 3px solid transparent; color: #0072B2; }
 .tabs > input:checked + label { border-color: #0072B2; color: #222; }
@@ -33,9 +35,14 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: .85rem; 
 
 def table_html(table: Table) -> str:
     """With its title."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
-    return f'<h3>{html.escape(table.title)}</h3>\n<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n'
+
+    def line(kind: str, cells: Sequence[str]) -> str:
+        left = ' class="key"'
+        tags = (f"<{kind}{left if i < table.keys else ''}>{html.escape(cell)}</{kind}>" for i, cell in enumerate(cells))
+        return f"<tr>{''.join(tags)}</tr>\n"
+
+    body = line("th", table.columns) + "".join(line("td", row) for row in table.rows)
+    return f'<h3>{html.escape(table.title)}</h3>\n<div class="wide"><table>{body}</table></div>\n'
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -53,7 +60,7 @@ def figure(name: str, png: bytes, caption: str) -> str:
     source = base64.b64encode(png).decode()
     words = f"{caption} Files: figures/{name}.png, .svg."
     return (
-        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{source}">'
+        f'<figure><div><img alt="{html.escape(name)}" src="data:image/png;base64,{source}"></div>'
         f"<figcaption>{html.escape(words)}</figcaption></figure>\n"
     )
 

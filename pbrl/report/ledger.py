@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pbrl.report_tables import Table, names, select
+from pbrl.report.tables import Table, names, select
 from pbrl.runs import CHARGES, Run
 
 UNITS = {"trajectories": "trajectory", "pairs_asked": "comparison", "env_steps": "environment step"}
@@ -16,7 +16,7 @@ EQUAL = 1.01  # budgets that differ by no more than this factor are called equal
 def ledger(runs: Sequence[Run]) -> Table:
     """What an agent was charged for a run on average, in all and per iteration."""
     headings = ["teacher", "agent", "runs", "iterations", *(charge.replace("_", " ") for charge in CHARGES)]
-    table = Table("ledger", "What was charged, mean per run (per iteration)", headings)
+    table = Table("ledger", "What was charged, mean per run (per iteration)", headings, keys=2)
     for teacher in names(runs, "teacher"):
         for agent in names(select(runs, teacher=teacher), "agent"):
             group = select(runs, teacher=teacher, agent=agent)

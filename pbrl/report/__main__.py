@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pbrl import report_page as page
-from pbrl.report_figures import styles
-from pbrl.report_files import Output
-from pbrl.report_ledger import every_run, ledger
-from pbrl.report_sections import made_section, remarks, robustness_section, teacher_section
-from pbrl.report_tables import Bootstrap, names, select
+from pbrl.report import page
+from pbrl.report.figures import styles
+from pbrl.report.files import Output
+from pbrl.report.ledger import every_run, ledger
+from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
+from pbrl.report.tables import Bootstrap, names, select
 from pbrl.runs import find
 
 

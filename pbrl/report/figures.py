@@ -1,4 +1,4 @@
-"""The figures of a report: what all have in common, statistics and robustness. Curves are in `pbrl.report_curves`."""
+"""The figures of a report: what all have in common, statistics and robustness. Curves are in `pbrl.report.curves`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pbrl import stats
-from pbrl.report_tables import Bootstrap, Table, names, scores, select, shared_tasks
+from pbrl.report.tables import Bootstrap, Table, names, scores, select, shared_tasks
 from pbrl.runs import Run
 
 Looks = Mapping[str, Mapping[str, Any]]  # by agent
@@ -69,17 +69,17 @@ def add_legend(figure: Figure, lines: Mapping[str, Any], notes: Sequence[str], *
     """Below the panels, under what a reader must know; the inches it takes."""
     width = figure.get_size_inches()[0]
     said = [line for note in notes for line in textwrap.wrap(note, int(width * 14))]
-    across = max(1, int(width / 1.6))
+    rows = -(-len(lines) // max(1, int(width / 1.6)))
     if lines or said:
         legend = figure.legend(
             lines.values(),
             lines.keys(),
             loc="outside lower center" if outside else "lower center",
-            ncols=across,
+            ncols=-(-len(lines) // max(1, rows)),  # filled column by column: as even as can be
             title="\n".join(said) or None,
         )
         legend.get_title().set(color=WARNING, fontsize="small")
-    return 0.17 * len(said) + 0.25 * -(-len(lines) // across)
+    return 0.17 * len(said) + 0.25 * rows
 
 
 def profiles(runs: Sequence[Run], looks: Looks, bootstrap: Bootstrap, *, title: str, notes: Sequence[str]) -> Figure:

@@ -39,6 +39,7 @@ class Table:
     columns: Sequence[str]
     rows: list[list[str]] = field(default_factory=list)
     records: list[dict[str, object]] = field(default_factory=list)
+    keys: int = 1  # how many of the columns say what a row is about
 
 
 def names(runs: Iterable[Run], attribute: str) -> list[str]:
@@ -115,7 +116,7 @@ def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table
 
 def improvement(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table:
     """How probably a run of one agent beats a run of another, for every two agents that share a task."""
-    table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"])
+    table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"], keys=2)
     for first, second in combinations(names(runs, "agent"), 2):
         two = select(runs, agent=first) + select(runs, agent=second)
         if tasks := shared_tasks(two):

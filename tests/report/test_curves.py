@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pbrl.report_curves import AXES, curve, draw_curves
-from pbrl.report_figures import COLOURS, styles
-from pbrl.report_ledger import unequal_budgets, unequal_lengths
+from pbrl.report.curves import AXES, curve, draw_curves
+from pbrl.report.figures import COLOURS, styles
+from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.runs import Run, load
 from tests.synthetic_runs import write_run
 

@@ -14,9 +14,9 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from pbrl import report_page as page
-from pbrl.report_figures import render
-from pbrl.report_tables import Table
+from pbrl.report import page
+from pbrl.report.figures import render
+from pbrl.report.tables import Table
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
@@ -39,7 +39,8 @@ class Output:
         (self.folder / "tables" / f"{file_name(table.name, teacher)}.tex").write_text(to_latex(table), encoding="utf-8")
         if show:
             self.say(table.title, "italic")
-            self.console.print(to_terminal(table))
+            for part in to_terminal(table, self.console):
+                self.console.print(part)
         return page.table_html(table)
 
     def say(self, note: str, style: str = "yellow") -> None:
@@ -65,13 +66,27 @@ def file_name(*parts: str) -> str:
     return "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_") for part in parts if part)
 
 
-def to_terminal(table: Table) -> rich_table.Table:
-    """For rich to print."""
-    shown = rich_table.Table(box=box.SIMPLE_HEAD)
-    for i, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if i else "left")
+def to_terminal(table: Table, console: Console) -> list[rich_table.Table]:
+    """For rich to print: where a table is too wide, several below each other, each with the keys of its rows."""
+    unlimited = console.options.update(max_width=10_000)
+    keys, rest, parts = list(range(table.keys)), list(range(table.keys, len(table.columns))), []
+    while rest:
+        count = len(rest)
+        while (
+            count > 1 and console.measure(_part(table, keys + rest[:count]), options=unlimited).maximum > console.width
+        ):
+            count -= 1
+        parts.append(_part(table, keys + rest[:count]))
+        rest = rest[count:]
+    return parts
+
+
+def _part(table: Table, numbers: Sequence[int]) -> rich_table.Table:
+    shown = rich_table.Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for number in numbers:
+        shown.add_column(table.columns[number], justify="right" if number >= table.keys else "left")
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))  # brackets are not markup
+        shown.add_row(*(Text(row[number]) for number in numbers))  # brackets are not markup
     return shown
 
 
@@ -92,7 +107,7 @@ def to_latex(table: Table) -> str:
     def line(cells: Sequence[str]) -> str:
         return " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
 
-    columns = "l" + "r" * (len(table.columns) - 1)
+    columns = "l" * table.keys + "r" * (len(table.columns) - table.keys)
     body = "\n".join(line(row) for row in table.rows)
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(table.columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
