@@ -7,9 +7,10 @@ only when all pairs are done. Results come back in order, so nothing depends on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -24,3 +25,13 @@ def workers() -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         torch.set_num_threads(threads)
+
+
+def threads_of_a_job(launcher: Mapping[str, Any], cores: int) -> int:
+    """How many threads are a job's share of the cores, by its launcher's settings (`conf/hydra/launcher`)."""
+    if "n_jobs" in launcher:  # joblib: -1 is one job per core, -2 leaves one core alone
+        jobs = int(launcher["n_jobs"])
+        jobs = jobs if jobs > 0 else cores + 1 + jobs
+        return max(1, cores // max(1, jobs))
+    granted = launcher["ray"]["remote"].get("num_cpus") if "ray" in launcher else launcher.get("cpus_per_task")
+    return max(1, min(cores, int(granted or cores)))

@@ -1,6 +1,7 @@
 """Train an agent from preferences.
 
     python -m pbrl.train agent=ncrs env=walker_walk
+    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see pbrl/sweep.py
 
 Composes simulator, teacher, ledger and agent from the configuration (`conf/train.yaml`) and runs the loop.
 The same command continues an unfinished run and leaves a finished one alone.
@@ -8,7 +9,6 @@ The same command continues an unfinished run and leaves a finished one alone.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import signal
 import sys
@@ -32,19 +32,21 @@ from rich.table import Table
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from pbrl import checkpoint, native, tasks
-from pbrl.configuration import ConfigurationError, check, differences, suggest
+from pbrl import checkpoint, native, sweep, tasks
+from pbrl.checkpoint import CheckpointError
+from pbrl.configuration import ConfigurationError, check, suggest
 from pbrl.films import Films
+from pbrl.job import Stopped, asked_to_stop, in_a_sweep, run_job
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.normaliser import Normaliser
 from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
+from pbrl.run_folder import alone_in, is_finished, prepare
 from pbrl.simulator import Simulator, cores
+from pbrl.threads import threads_of_a_job
 from pbrl.types import Agent
-
-log = logging.getLogger(__name__)
 
 
 class Timer:
@@ -152,39 +154,6 @@ class Run:
         return {"eval_return": float(collected.returns.mean()), "eval_return_std": float(collected.returns.std())}
 
 
-def prepare(cfg: DictConfig) -> None:
-    """Make the run's folder, or see that the run in it is this one."""
-    folder = Path(cfg.folder)
-    if not cfg.resume and folder.exists():
-        aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}~{n}")).exists())
-        with alone_in(folder):
-            folder.rename(aside)
-        log.info("the run that was there is now %s", aside)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    if (folder / "config.yaml").exists():
-        earlier = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        if changed := differences(settings, earlier):
-            raise ConfigurationError(
-                f"{folder} holds a run with other settings ({'; '.join(changed)}): "
-                "give this one another name=..., or start over with resume=false, which keeps the old one aside"
-            )
-    temporary = folder / "config.yaml.new"
-    temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
-    temporary.replace(folder / "config.yaml")
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the run's folder: a second process that means to write there is turned away."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(f"another process is at work in {folder}") from None
-        yield
-
-
 @contextmanager
 def signals_noted() -> Iterator[list[int]]:
     """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
@@ -212,16 +181,20 @@ def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     teacher = HydraConfig.get().runtime.choices["oracle"]
     plain = {"agent_name": cfg.name, "task": cfg.env.name, "teacher": teacher}  # to group and filter by, as the seed
-    labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": {**settings, **plain}}
+    curve = f"{cfg.env.name}/{cfg.name}/{teacher}"  # what differs in the seed alone
+    labels: dict[str, Any] = {"job_type": curve, "name": str(cfg.folder), "config": {**settings, **plain}}
     found = [mirror_to_wandb(record, **cfg.wandb, **labels)]
     if cfg.tensorboard:
         found.append(mirror_to_tensorboard(record, finish_seconds=cfg.wandb.finish_seconds))
     return [mirror for mirror in found if mirror is not None]
 
 
-def train(cfg: DictConfig) -> None:
-    """Compose the run, and let it go on to the last iteration."""
+def train(cfg: DictConfig, sweep_folder: Path | None = None) -> str:
+    """Compose the run, and let it go on to the last iteration: it is `finished`, or was and is `left alone`."""
     check(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    if is_finished(cfg):
+        print(f"{cfg.folder}: nothing is left to do; resume=false would start over", flush=True)
+        return "left alone"
     torch.set_num_threads(cfg.threads or cores())
     try:
         run = Run(cfg)  # first of all: what cannot be run leaves no folder behind
@@ -229,19 +202,17 @@ def train(cfg: DictConfig) -> None:
         raise ConfigurationError(str(error)) from error
     prepare(cfg)
     with alone_in(run.folder):
-        go_on(run, cfg)
+        go_on(run, cfg, sweep_folder)
+    return "finished"
 
 
-def go_on(run: Run, cfg: DictConfig) -> None:
+def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
     """Continue from the last checkpoint, if there is one, to the last iteration."""
     start, saved = 0, checkpoint.load(run.folder / "checkpoint")
     if saved is not None:
         start = saved[0] + 1
         run.load_state_dict(saved[1])
         print(f"{run.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
-    if start >= cfg.iterations:
-        print("nothing is left to do; resume=false would start over")
-        return
     if not native.is_kept():
         print("compiling the simulator, which takes some ten seconds this first time")
     note_versions(run.folder)
@@ -258,6 +229,8 @@ def go_on(run: Run, cfg: DictConfig) -> None:
                 metrics = run.iterate(iteration, cfg)
                 record.write(metrics)
                 bar.set_postfix_str(f"return {metrics['return_mean']:.1f}")
+                if sweep_folder is not None and (number := asked_to_stop(sweep_folder)):
+                    signals.append(number)
                 last = bool(signals) or iteration == cfg.iterations - 1
                 if last or (iteration + 1) % cfg.checkpoint_every == 0:
                     record.sync()
@@ -267,7 +240,7 @@ def go_on(run: Run, cfg: DictConfig) -> None:
                 if signals:
                     bar.close()
                     print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
-                    raise SystemExit(128 + signals[0])
+                    raise Stopped(signals[0])
         run.ledger.close()
         films.finish()
     finally:
@@ -307,29 +280,47 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     Console().print(table)
 
 
+def in_a_sentence(error: Exception) -> str | None:
+    """What to tell a user; None for what only a traceback can explain."""
+    if isinstance(error, ConfigurationError | BudgetError | tasks.UnknownTaskError | CheckpointError | RecordError):
+        return str(error)
+    if isinstance(error, InstantiationException):
+        return str(error.__cause__ or error)
+    if isinstance(error, OSError):
+        return f"{error.strerror}: {error.filename}; nothing that was saved is lost"
+    return None
+
+
 @hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
-def main(cfg: DictConfig) -> None:
+def main(cfg: DictConfig) -> float | None:
     """Train, and answer what goes wrong with a sentence."""
     # By force: on its import, dm_control has set up logging for warnings alone.
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)], force=True)
+    if in_a_sweep():
+        cfg.threads = cfg.threads or threads_of_a_job(HydraConfig.get().launcher, cores())
+        return run_job(cfg, train, in_a_sentence)
     try:
         train(cfg)
-    except (ConfigurationError, BudgetError, tasks.UnknownTaskError, checkpoint.CheckpointError, RecordError) as error:
-        raise SystemExit(f"pbrl.train: {error}") from None
-    except InstantiationException as error:
-        raise SystemExit(f"pbrl.train: {error.__cause__ or error}") from None
-    except OSError as error:
-        raise SystemExit(f"pbrl.train: {error.strerror}: {error.filename}; nothing that was saved is lost") from None
+    except Exception as error:
+        sentence = in_a_sentence(error)
+        if sentence is None:
+            raise
+        raise SystemExit(f"pbrl.train: {sentence}") from None
+    return None
 
 
 def command() -> None:
     """What `python -m pbrl.train` does."""
     try:
         suggest(sys.argv[1:], ("agent", "env", "oracle", "experiment"))
+        sweep.see_that_plugins_are_there(sys.argv[1:])
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
-    main()
+    with sweep.overseen():
+        main()
 
 
 if __name__ == "__main__":
-    command()
+    from pbrl import train as importable  # a launcher's processes find by name what is not in __main__
+
+    importable.command()

@@ -182,15 +182,16 @@ def test_an_offline_run_is_whole_and_takes_the_place_of_the_one_before(tmp_path,
 
 
 @pytest.mark.usefixtures("fakes")
-def test_a_sweep_is_grouped_by_all_but_the_seed(tmp_path, monkeypatch):
+def test_a_sweep_is_a_group_and_what_differs_in_the_seed_alone_a_job_type(tmp_path, monkeypatch):
     tiny = ["env=pendulum_swingup", "env.steps=5", "iterations=1", "trajectories=8", "pairs=4", "threads=1"]
     chosen = ["agent=random", "name=floor", "oracle=rational", "seed=0,1", "wandb.mode=offline"]
     monkeypatch.setattr(sys, "argv", ["pbrl.train", "-m", *tiny, *chosen, "evaluation.trajectories=2"])
     monkeypatch.chdir(tmp_path)
     command()
     begun = journal(tmp_path, "init")
-    assert {each["group"] for each in begun} == {"pendulum_swingup/floor/rational"}
-    assert {each["job_type"] for each in begun} == {"floor"}
+    (sweep,) = (tmp_path / "runs/sweeps").iterdir()
+    assert [each["group"] for each in begun] == [sweep.name] * 2
+    assert {each["job_type"] for each in begun} == {"pendulum_swingup/floor/rational"}
     assert [each["name"] for each in begun] == [f"runs/pendulum_swingup/floor/rational/seed_{n}" for n in range(2)]
     labels = [[each["config"][key] for key in ("agent_name", "task", "teacher", "seed")] for each in begun]
     assert labels == [["floor", "pendulum_swingup", "rational", 0], ["floor", "pendulum_swingup", "rational", 1]]
