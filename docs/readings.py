@@ -192,12 +192,12 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "table"])
     parser.add_argument("--folder", type=Path, default=Path("runs/readings"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
-    parser.add_argument("--only", nargs="*", default=[""], help="beginnings of env/agent/name")
+    parser.add_argument("--only", nargs="*", default=[""], help="beginnings of env/agent/name/seed")
     options = parser.parse_args()
     if options.what == "table":
         table(options.folder)
         return
-    wanted = [job for job in jobs() if f"{job.env}/{job.agent}/{job.name}".startswith(tuple(options.only))]
+    wanted = [job for job in jobs() if str(job.folder(Path())).startswith(tuple(options.only))]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: run(job, options.folder), wanted))
 
