@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rich
 from safetensors.numpy import load_file, save_file
 
 from pbrl import films
@@ -224,6 +225,7 @@ class Command:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.monkeypatch, self.capfd = monkeypatch, capfd
         monkeypatch.setenv("COLUMNS", "1000")
+        monkeypatch.setattr(rich, "_console", None)  # the one there may be knows another width
 
     def __call__(self, folder: Path, *arguments: str) -> str:
         """What it prints."""
