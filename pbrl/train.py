@@ -10,9 +10,7 @@ The same command continues an unfinished run and leaves a finished one alone.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
@@ -44,7 +40,9 @@ from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
 from pbrl.run_folder import alone_in, is_finished, prepare
+from pbrl.signals import signals_noted
 from pbrl.simulator import Simulator, cores
+from pbrl.summary import summarise
 from pbrl.threads import threads_of_a_job
 from pbrl.types import Agent
 
@@ -154,28 +152,6 @@ class Run:
         return {"eval_return": float(collected.returns.mean()), "eval_return_std": float(collected.returns.std())}
 
 
-@contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
-    received: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        if received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        received.append(number)
-        print("\nfinishing this iteration; once more to stop at once", file=sys.stderr)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
     """Who follows the record."""
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -249,35 +225,6 @@ def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
         for follower in followers:
             follower.close()
     summarise(run.folder, columns(read(record_path)))
-
-
-def summarise(folder: Path, metrics: dict[str, Any]) -> None:
-    """A closing table, what was learnt and what it cost, and the curve as a picture."""
-    from matplotlib.figure import Figure  # here, because a run starts sooner without
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(metrics["iteration"], metrics["return_mean"], label="collected (return_mean)")
-    evaluated = np.isfinite(metrics["eval_return"])
-    axes.plot(metrics["iteration"][evaluated], metrics["eval_return"][evaluated], "o-", label="evaluated (eval_return)")
-    axes.set(xlabel="iteration", ylabel="true return", title=str(folder))
-    axes.legend()
-    figure.savefig(folder / "curve.png", dpi=150)
-    table = Table(title=str(folder), show_header=False)
-    returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
-    tenth = max(1, len(returns) // 10)
-    table.add_row("return, first and last tenth", f"{returns[:tenth].mean():.1f} -> {returns[-tenth:].mean():.1f}")
-    table.add_row(
-        "evaluation, first, best, last",
-        " / ".join(f"{x:.1f}" for x in (evaluations[0], evaluations.max(), evaluations[-1])),
-    )
-    for name in ("trajectories", "env_steps", "pairs_asked", "pairs_answered", "bits"):
-        table.add_row(name.replace("_", " "), f"{metrics[name][-1]:,.0f}")
-    for name in ("collect", "ask", "learn", "evaluate"):
-        seconds = np.nansum(metrics[f"seconds_{name}"])
-        table.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
-    table.add_row("the curve", str(folder / "curve.png"))
-    Console().print(table)
 
 
 def in_a_sentence(error: Exception) -> str | None:
