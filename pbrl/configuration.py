@@ -21,6 +21,9 @@ RUNTIME = {
     "agent.ppo": ("policy", "rng"),
     "agent.reward_model": ("obs_size", "act_size", "rng"),
     "oracle": ("rng",),
+    "method": ("parameters", "seed", "threads"),
+    "model": ("seed",),
+    "task": ("rng",),
 }
 
 
@@ -72,6 +75,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 # Settings that make a run what it is; the others may change when it is continued.
 IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
+IDENTITY += ("task", "model", "method", "batch_size")  # of fine-tuning
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

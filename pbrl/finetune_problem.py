@@ -6,16 +6,21 @@ the measurement of intrinsic dimension.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from pbrl import language, paraphrases
 from pbrl.language import Batch, LanguageModel, Reader, Tokens
 from pbrl.paraphrases import Data, Example
+from pbrl.types import Float32
 
 GIB = 2**30
 
@@ -23,8 +28,8 @@ GIB = 2**30
 class Problem:
     """A model before its data.
 
-    What is below the first tuned layer never changes. Its output for every example is computed once and kept if it
-    takes no more than `cache_gib`, else for each minibatch.
+    What is below the first tuned layer never changes. Its output for every example is computed once and kept on disk,
+    for all runs that share it, if it takes no more than `cache_gib`; else it is computed for each minibatch.
     """
 
     model: LanguageModel
@@ -41,6 +46,7 @@ class Problem:
         batch_size: int,
         evaluation_batch_size: int,
         cache_gib: float,
+        cache_folder: str,
         device: str,
         seed: int,
     ) -> None:
@@ -52,12 +58,12 @@ class Problem:
         self._training = _Encoded(reader, data.training)
         self._validation = _Encoded(reader, data.validation)
         self._rows = language.by_length(self._validation.tokens, evaluation_batch_size)
-        tokens = sum(len(each.ids) for part in (self._training, self._validation) for each in part.tokens)
         width = model.layers[0].output.dense.out_features  # type: ignore[union-attr]
-        self.cached = not tune_embeddings and tokens * width * 4 <= cache_gib * GIB
+        needed = sum(part.ends[-1] for part in (self._training, self._validation)) * width * 4  # bytes
+        self.cached = not tune_embeddings and needed <= cache_gib * GIB
         if self.cached:
             for part in (self._training, self._validation):
-                self._compute_lower(part, evaluation_batch_size)
+                part.hidden = self._lower_of(part, width, evaluation_batch_size, Path(cache_folder))
 
     def batch(self, iteration: int) -> Batch:
         """The minibatch of an iteration: drawn without replacement, from the seed and the iteration alone."""
@@ -91,21 +97,36 @@ class Problem:
 
     @torch.no_grad()
     def _gather(self, part: _Encoded, rows: Sequence[int] | np.ndarray[Any, Any]) -> Batch:
-        hidden = None if part.hidden is None else [part.hidden[i] for i in rows]
+        hidden = None if part.hidden is None else [torch.tensor(part.hidden[part.span(i)]) for i in rows]
         batch = language.pad([part.tokens[i] for i in rows], part.labels[torch.as_tensor(rows)], hidden)
         batch = Batch(*(None if each is None else each.to(self.device) for each in batch))  # type: ignore[arg-type]
         if batch.hidden is None and not self.model.embeddings_tuned:  # both evaluations of an iteration share it
             batch = batch._replace(hidden=self.model.lower(batch.ids, batch.types, batch.attend))
         return batch
 
-    def _compute_lower(self, part: _Encoded, size: int) -> None:
-        hidden: list[Tensor | None] = [None] * len(part.tokens)
-        for rows in language.by_length(part.tokens, size):
-            batch = self._gather(part, rows)
-            assert batch.hidden is not None
-            for i, states in zip(rows, batch.hidden.cpu(), strict=True):
-                hidden[i] = states[: len(part.tokens[i].ids)].clone()
-        part.hidden = hidden  # type: ignore[assignment]
+    def _lower_of(self, part: _Encoded, width: int, size: int, folder: Path) -> Float32:
+        """The lower part's output for all examples, [tokens, width], in a file that all runs share."""
+        path = folder / f"{self._digest(part)}.npy"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            hidden = np.lib.format.open_memmap(unfinished, "w+", np.float32, (int(part.ends[-1]), width))
+            for rows in tqdm(language.by_length(part.tokens, size), desc="what is not tuned, once", leave=False):
+                for i, states in zip(rows, self._gather(part, rows).hidden.cpu().numpy(), strict=True):  # type: ignore[union-attr]
+                    hidden[part.span(i)] = states[: len(part.tokens[i].ids)]
+            hidden.flush()
+            unfinished.replace(path)
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+
+    def _digest(self, part: _Encoded) -> str:
+        """Of all that the lower part's output depends on."""
+        digest = hashlib.sha256()
+        below = (self.model.embeddings, *self.model.layers[: self.model.first_tuned])
+        for tensor in (tensor for module in below for tensor in module.state_dict().values()):
+            digest.update(tensor.cpu().numpy().tobytes())
+        for tokens in part.tokens:
+            digest.update(tokens.ids.numpy().tobytes() + tokens.types.numpy().tobytes())
+        return digest.hexdigest()[:32]
 
 
 class _Encoded:
@@ -114,7 +135,12 @@ class _Encoded:
     def __init__(self, reader: Callable[[Example], Tokens], examples: Sequence[Example]) -> None:
         self.tokens = [reader(example) for example in examples]
         self.labels = torch.tensor([example.label for example in examples])
-        self.hidden: list[Tensor] | None = None  # [T, width] of each, where it is known
+        self.ends = np.cumsum([len(each.ids) for each in self.tokens])
+        self.hidden: Float32 | None = None  # [tokens, width] one example after the other, where it is known
+
+    def span(self, i: int) -> slice:
+        """The rows of an example."""
+        return slice(int(self.ends[i]) - len(self.tokens[i].ids), int(self.ends[i]))
 
 
 def build(
@@ -124,6 +150,7 @@ def build(
     batch_size: int,
     evaluation_batch_size: int,
     cache_gib: float,
+    cache_folder: str,
     device: str,
     seed: int,
 ) -> Problem:
@@ -144,6 +171,7 @@ def build(
         batch_size=batch_size,
         evaluation_batch_size=evaluation_batch_size,
         cache_gib=cache_gib,
+        cache_folder=cache_folder,
         device=device,
         seed=int(order),
     )

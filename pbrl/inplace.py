@@ -41,8 +41,8 @@ PIECE = 256 * BLOCK  # of a tensor, the work of one thread at a time
 MANTISSA = 24  # bits of a float32
 
 
-class OverflowOfGridError(RuntimeError):
-    """Weights have grown beyond their grid; the message says what to do."""
+class DivergedError(RuntimeError):
+    """A search that can only end here; the message says why, and what to do."""
 
 
 def _fused(function: Function) -> Function:
@@ -158,7 +158,7 @@ class InPlace:
     """A rule of `pbrl.search` at work on the float32 tensors of a network, two evaluations to an iteration."""
 
     def __init__(
-        self, rule: Rule, parameters: Mapping[str, torch.Tensor], *, seed: int, headroom: float, threads: int
+        self, *, rule: Rule, parameters: Mapping[str, torch.Tensor], seed: int, headroom: float, threads: int
     ) -> None:
         if not headroom > 1:
             raise ValueError(f"headroom must be more than 1, the share that the weights themselves take: {headroom}")
@@ -181,29 +181,29 @@ class InPlace:
         fits = list(self._pool.map(lambda piece: _move(piece, key, here, offset), self._pieces))
         if not all(fits):
             name = self._pieces[fits.index(False)].name
-            raise OverflowOfGridError(
+            raise DivergedError(
                 f"iteration {self.iteration}: weights of {name} have outgrown the grid on which steps are exact. The "
                 "search has probably diverged: take a smaller step or radius, or else a larger headroom"
             )
 
-    def step(self, loss: Callable[[], float]) -> tuple[float, float, float]:
-        """One iteration. Returns the loss at the two points, and how far along s it moved."""
-        first, second = (float(offset) for offset in self.rule.offsets(self.iteration))
-        self.go(first)
-        loss_first = loss()
-        self.go(second)
-        loss_second = loss()
-        if not math.isfinite(loss_first) or not math.isfinite(loss_second):
+    @torch.inference_mode()
+    def step(self, loss: Callable[[], torch.Tensor]) -> dict[str, float]:
+        """One iteration: the mean loss of the two points, and how far along s it moved."""
+        losses = []
+        for offset in self.rule.offsets(self.iteration):
+            self.go(float(offset))
+            losses.append(float(loss()))
+        if not all(math.isfinite(each) for each in losses):
             self.go(0.0)
-            raise OverflowOfGridError(
-                f"iteration {self.iteration}: the loss is {loss_first} and {loss_second} at the two points. "
+            raise DivergedError(
+                f"iteration {self.iteration}: the loss is {losses[0]} and {losses[1]} at the two points. "
                 "The search has diverged: take a smaller step or radius"
             )
-        move = float(self.rule.move(self.iteration, np.array([loss_first - loss_second]))[0])
+        move = float(self.rule.move(self.iteration, np.array([losses[0] - losses[1]]))[0])
         self.go(move)
-        self._offset = 0.0
+        self._offset = 0.0  # theta is here now
         self.iteration += 1
-        return loss_first, loss_second, move
+        return {"loss": sum(losses) / 2, "moved": move}
 
 
 def _pieces(parameters: Mapping[str, torch.Tensor], headroom: float) -> Iterator[Piece]:
