@@ -128,8 +128,8 @@ def best_settings(root: Path, task: str, setting: str, method: str) -> Hyperpara
     found = losses(find(root / task / setting / method))
     if not found or not np.isfinite(min(found.values())):
         raise ConfigurationError(
-            f"tuned=true picks lr and mu from a sweep, but {root / task / setting / method} has no finished run without "
-            f"a target: sweep first, such as with `-m method={method} lr=...`"
+            f"tuned=true picks lr and mu from a sweep, but {root / task / setting / method} has no finished run "
+            f"without a target: sweep first, such as with `-m method={method} lr=...`"
         )
     return min(found, key=lambda choice: found[choice])
 
@@ -139,8 +139,8 @@ def target_of_sgd(root: Path, task: str, setting: str) -> float:
     runs = [run for run in find(root / task / setting / "sgd") if run.finished]
     if not runs:
         raise ConfigurationError(
-            f"target=sgd is the accuracy of the setting's SGD runs, but {root / task / setting / 'sgd'} has no finished "
-            "one: run method=sgd first, or give target a number"
+            f"target=sgd is the accuracy of the setting's SGD runs, but {root / task / setting / 'sgd'} has no "
+            "finished one: run method=sgd first, or give target a number"
         )
     best = best_settings(root, task, setting, "sgd")
     return float(np.mean([run.best_accuracy for run in runs if run.hyperparameters == best]))

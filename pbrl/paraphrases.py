@@ -74,11 +74,20 @@ def load(
             raise DataError(
                 f"task.validation={validation} examples cannot be put aside from the {len(training)} of {path}"
             )
-        order = rng.permutation(len(training))
-        held_out = [training[i] for i in order[:validation]]
-        training = [training[i] for i in order[validation:]]
+        held_out, training = put_aside(training, validation, rng)
     chosen = np.sort(rng.permutation(len(training))[: max(1, round(share * len(training)))])
     return Data([training[i] for i in chosen], held_out)
+
+
+def put_aside(
+    examples: Sequence[Example], number: int, rng: np.random.Generator
+) -> tuple[list[Example], list[Example]]:
+    """So many examples drawn at random, with the same share of paraphrases as all of them, and the others."""
+    paraphrases, others = ([i for i, each in enumerate(examples) if each.label == label] for label in (1, 0))
+    count = round(number * len(paraphrases) / len(examples))
+    drawn = {*rng.permutation(paraphrases)[:count], *rng.permutation(others)[: number - count]}
+    aside = [example for i, example in enumerate(examples) if i in drawn]
+    return aside, [example for i, example in enumerate(examples) if i not in drawn]
 
 
 def from_files(path: str, malformed: str) -> tuple[list[Example], list[Example] | None]:
