@@ -9,7 +9,7 @@ Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Se
         L = -[ q log sig(D) + (1 - q) log sig(-D) ],    D = beta ( LR(second) - LR(first) )
 
     q      the teacher's probability that the second is better: a soft label
-    LR     log pi(tau) - log pi_ref(tau), a sum over the trajectory's steps; the dynamics cancel
+    LR     log pi(tau) - log pi_ref(tau): a sum over the trajectory's steps, or their mean; the dynamics cancel
     theta  the parameters of pi        beta  how dearly leaving pi_ref is bought
 """
 
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from agents.pairing import paired_at_random
 from pbrl.ledger import Budget
 from pbrl.policy import GaussianPolicy
 from pbrl.threads import workers
@@ -39,6 +40,7 @@ class DPO:
         rng: np.random.Generator,
         trajectories: int,
         beta: float,
+        log_ratio: Literal["sum", "mean"],
         learning_rate: float,
         batch_pairs: int,
         gradient_steps: int,
@@ -55,6 +57,7 @@ class DPO:
             )
         self.policy, self.rng, self.pairs = policy, rng, trajectories // 2
         self.beta, self.batch_pairs = beta, batch_pairs
+        self.log_ratio = log_ratio
         self.gradient_steps, self.max_gradient_norm = gradient_steps, max_gradient_norm
         self.theta = torch.from_numpy(policy.initial(rng)).requires_grad_()
         self.adam = torch.optim.Adam([self.theta], lr=learning_rate)
@@ -66,18 +69,7 @@ class DPO:
 
     def ask(self, budget: Budget) -> Pairs | None:
         """Trajectories of pi, paired at random."""
-        if budget.trajectories_left < 2 * self.pairs:
-            return None
-        behaviour = budget.collect(
-            self.policy,
-            self.parameters[None],
-            np.zeros(2 * self.pairs, np.int64),
-            mean_actions=False,
-            common_start=False,
-            keep=("observations", "actions"),
-        )
-        first, second = self.rng.permutation(2 * self.pairs).reshape(2, -1)
-        return Pairs(behaviour=behaviour, first=first, second=second)
+        return paired_at_random(budget, self.policy, self.parameters, pairs=self.pairs, rng=self.rng)
 
     def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
         """A few Adam steps on the answered pairs; the metrics are those of the last one."""
@@ -88,7 +80,7 @@ class DPO:
         def look_at(pair: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             """A pair's loss, the gradient of it, and how far pi is from pi_ref."""
             first, second = (self._log_pi(pairs, row) - log_ref[row] for row in (pairs.first[pair], pairs.second[pair]))
-            D = self.beta * (second.sum() - first.sum())
+            D = self.beta * (self._LR(second) - self._LR(first))
             q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
             L = binary_cross_entropy_with_logits(D, q)
             (gradient,) = torch.autograd.grad(L, [self.theta])
@@ -110,6 +102,10 @@ class DPO:
             "gradient_norm": float(gradient_norm),
             "log_std": float(self.theta.detach()[-self.policy.act_size :].mean()),
         }
+
+    def _LR(self, log_ratios: torch.Tensor) -> torch.Tensor:  # noqa: N802
+        """A trajectory's log-ratio from those of its steps."""
+        return log_ratios.sum() if self.log_ratio == "sum" else log_ratios.sum() / max(1, len(log_ratios))
 
     def _log_pi(self, pairs: Pairs, row: int) -> torch.Tensor:
         """log pi(a_t|s_t) for each step of a trajectory until its end."""

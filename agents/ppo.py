@@ -124,8 +124,11 @@ class PPO:
 
     def update(self, behaviour: Behaviour, rewards: Float32, pool: Executor) -> Metrics:
         """Improve actor and critic on trajectories of the present policy with these rewards [N, T]."""
-        V, log_pi = self._evaluate(behaviour, pool)
-        self.sb3.rollout_buffer = rollout = Rollout(behaviour, rewards, V, log_pi, sb3=self.sb3, rng=self.rng)
+        assert behaviour.observations is not None
+        obs, normaliser = behaviour.observations, self.policy.normaliser
+        inputs = obs if normaliser is None else normaliser(obs)  # of SB3's networks
+        V, log_pi = self._evaluate(behaviour, inputs, pool)
+        self.sb3.rollout_buffer = rollout = Rollout(behaviour, inputs, rewards, V, log_pi, sb3=self.sb3, rng=self.rng)
         self.sb3.batch_size = -(-rollout.steps // self.gradient_steps)
         actor, critic = self.network.optimizer.param_groups
         actor["lr"] = self.actor_learning_rate * min(1.0, (self.sb3._n_updates + 1) / self.warmup_updates)
@@ -137,7 +140,7 @@ class PPO:
             "log_std": float(self.network.log_std.detach().mean()),
         }
 
-    def _evaluate(self, behaviour: Behaviour, pool: Executor) -> tuple[Float32, Float32]:
+    def _evaluate(self, behaviour: Behaviour, inputs: Float32, pool: Executor) -> tuple[Float32, Float32]:
         """V(s_t) [N, T + 1] and log pi(a_t|s_t) [N, T]."""
         assert behaviour.observations is not None
         assert behaviour.actions is not None
@@ -146,7 +149,7 @@ class PPO:
 
         def look_at(row: int) -> tuple[Float32, Float32]:
             with torch.inference_mode():
-                V = self.network.predict_values(obs[row]).squeeze(-1)
+                V = self.network.predict_values(torch.from_numpy(inputs[row])).squeeze(-1)
                 return V.numpy(), self.policy.log_probability(theta, obs[row, :-1], actions[row]).numpy()
 
         V, log_pi = zip(*pool.map(look_at, range(len(behaviour))), strict=True)
@@ -154,13 +157,23 @@ class PPO:
 
     def save_sb3(self, path: str | Path) -> None:
         """Write a file that Stable-Baselines3's own `PPO.load` opens."""
-        two_rates = self.network.optimizer
+        two_rates, weights = self.network.optimizer, deepcopy(self.network.state_dict())
         # SB3 knows one learning rate, hence one group of weights; to train on, it begins with fresh moments.
         self.network.optimizer = torch.optim.Adam(self.network.parameters(), **self.network.optimizer_kwargs)
         try:
+            for network in (self.network.mlp_extractor.policy_net, self.network.mlp_extractor.value_net):
+                self._fold(linear_layers(network)[0])
             self.sb3.save(path)
         finally:
             self.network.optimizer = two_rates
+            self.network.load_state_dict(weights)
+
+    def _fold(self, first: torch.nn.Linear) -> None:
+        """Let a network's first layer do what the normaliser does, if there is one."""
+        if self.policy.normaliser is not None:
+            weight, bias = self.policy.normaliser.fold(first.weight.detach().numpy().T, first.bias.detach().numpy())
+            first.weight.data.copy_(torch.from_numpy(weight.T))
+            first.bias.data.copy_(torch.from_numpy(bias))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly, but for the generator, which is its owner's."""
@@ -190,6 +203,7 @@ class Rollout(RolloutBuffer):
     def __init__(
         self,
         behaviour: Behaviour,
+        inputs: Float32,  # [N, T + 1, obs]
         rewards: Float32,  # [N, T]
         V: Float32,  # [N, T + 1]
         log_pi: Float32,  # [N, T]
@@ -197,7 +211,6 @@ class Rollout(RolloutBuffer):
         sb3: stable_baselines3.PPO,
         rng: np.random.Generator,
     ) -> None:
-        assert behaviour.observations is not None
         assert behaviour.actions is not None
         N, T = rewards.shape
         super().__init__(
@@ -207,7 +220,7 @@ class Rollout(RolloutBuffer):
         self.before_end = (t < ends).ravel()
         self.steps = int(self.before_end.sum())
         # SB3's arrays have the control steps first.
-        self.observations = behaviour.observations[:, :-1].swapaxes(0, 1)
+        self.observations = inputs[:, :-1].swapaxes(0, 1)
         self.actions = behaviour.actions.swapaxes(0, 1)
         self.rewards, self.values, self.log_probs = rewards.T, V[:, :-1].T, log_pi.T
         # To SB3, what follows an early end is another episode: none of it counts towards this one.

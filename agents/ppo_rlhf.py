@@ -4,7 +4,7 @@ Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", wi
 
     trajectories of pi, paired at random
     fit r to the preferences                          (agents.reward_model)
-    r_t <- r(s_t, a_t), standardised over the iteration
+    r_t <- r(s_t, a_t), standardised over the iteration unless told otherwise
     improve pi on r_t                                 (agents.ppo)
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.pairing import paired_at_random
 from agents.ppo import PPO
 from agents.reward_model import RewardModel
 from pbrl.ledger import Budget
@@ -35,10 +36,12 @@ class PPORLHF:
         trajectories: int,
         reward_model: Callable[..., RewardModel],
         ppo: Callable[..., PPO],
+        standardise: bool,
     ) -> None:
-        self.policy, self.rng, self.pairs = policy, rng, trajectories // 2
+        self.policy, self.rng, self.pairs, self.standardise = policy, rng, trajectories // 2, standardise
         self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
         self.ppo = ppo(policy=policy, rng=rng)
+        self.learnt_returns: Float32 | None = None  # of the trajectories last told about [N], for the record
 
     @property
     def parameters(self) -> Float32:
@@ -47,30 +50,22 @@ class PPORLHF:
 
     def ask(self, budget: Budget) -> Pairs | None:
         """Trajectories of pi, paired at random."""
-        if budget.trajectories_left < 2 * self.pairs:
-            return None
-        behaviour = budget.collect(
-            self.policy,
-            self.parameters[None],
-            np.zeros(2 * self.pairs, np.int64),
-            mean_actions=False,
-            common_start=False,
-            keep=("observations", "actions"),
-        )
-        first, second = self.rng.permutation(2 * self.pairs).reshape(2, -1)
-        return Pairs(behaviour=behaviour, first=first, second=second)
+        return paired_at_random(budget, self.policy, self.parameters, pairs=self.pairs, rng=self.rng)
 
     def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
         """Fit r, then improve pi on it."""
+        self.learnt_returns = None
         self.reward_model.remember(pairs, preferences)
         with workers() as pool:
             metrics = self.reward_model.fit(pool)
             if not metrics or not pairs.behaviour.lengths.any():  # r means nothing yet, or nobody took a step
                 return metrics
             r = self.reward_model.reward(pairs.behaviour, pool)  # [N, T], 0 after the end
-            accuracy = _accuracy(r.sum(axis=1), pairs, preferences)
-            lived = np.arange(r.shape[1]) < pairs.behaviour.lengths[:, None]
-            r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
+            self.learnt_returns = r.sum(axis=1)
+            accuracy = _accuracy(self.learnt_returns, pairs, preferences)
+            if self.standardise:
+                lived = np.arange(r.shape[1]) < pairs.behaviour.lengths[:, None]
+                r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
             return {**metrics, **accuracy, **self.ppo.update(pairs.behaviour, r, pool)}
 
     def save_sb3(self, path: str | Path) -> None:

@@ -31,6 +31,7 @@ from tqdm import tqdm
 import pbrl.vector
 from oracles.speed import seconds
 from pbrl import native, tasks
+from pbrl.bench_agents import PARTS, measure
 from pbrl.policy import GaussianPolicy
 from pbrl.simulator import Simulator
 from pbrl.types import Float32, Int64
@@ -49,8 +50,8 @@ def timed(steps: int, work: Callable[[], Any]) -> float:
 
 
 def collection(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
-    """Our closed loop: two policies, sampled actions, reset to last step."""
-    arms = np.arange(trajectories) % 2
+    """Our closed loop: as many policies as there are parameters, sampled actions, reset to last step."""
+    arms = np.arange(trajectories) % len(parameters)
     turns = iter(range(1_000_000))
     return lambda: timed(
         trajectories * simulator.steps,
@@ -186,6 +187,7 @@ def contenders(task: str, cfg: DictConfig) -> dict[str, Contender]:
     if simulator.threads > 1:
         single = Simulator(task, seed=0, threads=1, steps=cfg.steps)
         found["pbrl, 1 thread"] = collection(single, policy, parameters, n // simulator.threads)
+    found["pbrl, one policy"] = collection(simulator, policy, parameters[:1], n)
     found["pbrl, half the trajectories"] = collection(*common, n // 2)
     found["pbrl.vector, random actions"] = batched_env(simulator, n)
     found["dm_control loop"] = dm_control_loop(*common, few)
@@ -195,6 +197,14 @@ def contenders(task: str, cfg: DictConfig) -> dict[str, Contender]:
         found["SB3 over shimmy"] = sb3_loop(*common, few)
     wanted = found if cfg.only is None else ["physics limit", "pbrl", *cfg.only]
     return {what: run for what, run in found.items() if what in wanted}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A table as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 @hydra.main(version_base=None, config_path="pkg://conf", config_name="bench")
@@ -225,12 +235,18 @@ def main(cfg: DictConfig) -> None:
             )
             table.add_row(task, what, f"{speed:,.0f}", f"{of_limit:.2f}", f"{behind:.2f}x")
         table.add_section()
-        with (output / "simulator.csv").open("w", newline="") as file:  # after each task: nothing measured is lost
-            writer = csv.DictWriter(file, ["task", "what", "steps_per_second", "ratio_to_limit"])
-            writer.writeheader()
-            writer.writerows(rows)
+        write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
     Console().print(table)
-    print(f"written to {output / 'simulator.csv'}")
+    iterations = measure(cfg, cfg.agents)
+    write(output / "agents.csv", iterations)
+    table = Table(title=f"one iteration of {cfg.trajectories} trajectories on {cfg.agents_task} (medians)")
+    for column in ("agent", "collect, s", "ask, s", "learn, s", "whole / collection"):
+        table.add_column(column, justify="left" if column == "agent" else "right")
+    for row in iterations:
+        parts = [f"{row[f'seconds_{part}']:.3f}" for part in PARTS]
+        table.add_row(row["agent"], *parts, f"{row['ratio_to_collection']:.2f}")
+    Console().print(table)
+    print(f"written to {output}: simulator.csv, agents.csv")
     teacher = instantiate(cfg.oracle, rng=np.random.default_rng(0))
     reading, comparing = seconds(teacher, rng=np.random.default_rng(1), repeats=cfg.alternations, **cfg.comparisons)
     print(

@@ -56,6 +56,8 @@ def check(cfg: Mapping[str, Any]) -> None:
     _at_least(cfg["evaluation"], "every", 1, "evaluation.")
     _at_least(cfg["evaluation"], "trajectories", 1, "evaluation.")
     _at_least(cfg["calibration"], "trajectories", 2, "calibration.")
+    if not isinstance(cfg["normalise_observations"], bool):
+        raise ConfigurationError(f"normalise_observations must be true or false, not {cfg['normalise_observations']!r}")
     if cfg["threads"] is not None:
         _at_least(cfg, "threads", 1)
     if cfg["trajectories"] % 2:
@@ -74,7 +76,17 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 
 # Settings that make a run what it is; the others may change when it is continued.
-IDENTITY = ("env", "agent", "oracle", "seed", "trajectories", "pairs", "evaluation", "calibration")
+IDENTITY = (
+    "env",
+    "agent",
+    "oracle",
+    "seed",
+    "trajectories",
+    "pairs",
+    "normalise_observations",
+    "evaluation",
+    "calibration",
+)
 IDENTITY += ("task", "model", "method", "batch_size")  # of fine-tuning
 
 
@@ -131,7 +143,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, annotation)
     if annotation is type(None):
         return value is None
-    return not isinstance(value, int | float | str) or isinstance(value, Mapping)
+    return not isinstance(value, int | float | str)
 
 
 def _named(annotation: Any) -> str:

@@ -127,6 +127,8 @@ class Ledger:
                 f"asked for {len(assignment)} trajectories with {self.trajectories_left} left "
                 f"of {self.trajectories_per_iteration} in iteration {self._iteration}"
             )
+        if policy.normaliser is not None:
+            how["keep"] = {*how["keep"], "observations"}
         collected = self.trajectories_per_iteration - self.trajectories_left
         trajectories = self.simulator.collect(
             policy, parameters, assignment, iteration=self._iteration, first_trajectory=collected, **how
@@ -214,18 +216,34 @@ class Ledger:
             )
             self.oracle.calibrate(uncharged.task_rewards)
 
+    def observations(self) -> Float32:
+        """All that was observed in this iteration [n, obs], where it was kept, until each trajectory's end."""
+        return np.concatenate(
+            [
+                behaviour.observations[row, : end + 1]
+                for behaviour, _ in self._collections
+                if behaviour.observations is not None
+                for row, end in enumerate(behaviour.lengths)
+            ]
+        )
+
     def counts(self) -> dict[str, int]:
         """What has been charged since the run began."""
         return dict(self._counts)
 
-    def iteration_metrics(self) -> Metrics:
-        """How the iteration's trajectories and the teacher did in truth; what is undefined is left out."""
+    def iteration_metrics(self, learnt_returns: Float32 | None = None) -> Metrics:
+        """How the iteration's trajectories and the teacher did in truth; what is undefined is left out.
+
+        learnt_returns: what an agent that learns a reward makes of the iteration's trajectories [N].
+        """
         metrics: dict[str, float] = {}
         if self._collections:
             returns = np.concatenate([rewards.sum(axis=1) for _, rewards in self._collections])
             metrics["return_mean"] = float(returns.mean())
             metrics["return_std"] = float(returns.std())
             metrics["diverged"] = float(sum(behaviour.diverged.sum() for behaviour, _ in self._collections))
+            if learnt_returns is not None and min(returns.std(), learnt_returns.std()) > 0:
+                metrics["reward_correlation"] = float(np.corrcoef(returns, learnt_returns)[0, 1])
         if self._answers:
             metrics["teacher_tau"] = self._answers[-1].tau
         if decided := sum(answers.decided.sum() for answers in self._answers):

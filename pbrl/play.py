@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from pbrl import checkpoint, gl, video
+from pbrl.normaliser import Normaliser
 from pbrl.record import read
 from pbrl.types import Float32, Trajectories
 
@@ -73,7 +74,12 @@ def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int
     assert saved is not None, "an iteration that is not there is refused"
     agent = instantiate(cfg.agent, policy=policy, rng=np.random.default_rng(), trajectories=cfg.trajectories)
     agent.load_state_dict(saved[1]["agent"])
-    return saved[0], agent.parameters
+    if "normaliser" not in saved[1]:
+        return saved[0], agent.parameters
+    policy.normaliser = Normaliser(policy.obs_size)
+    policy.normaliser.load_state_dict(saved[1]["normaliser"])
+    parameters, policy.normaliser = policy.folded(agent.parameters), None
+    return saved[0], parameters
 
 
 def mean_return_of(run: Path, iteration: int, default: float) -> float:

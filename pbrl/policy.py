@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from pbrl import native
+from pbrl.normaliser import Normaliser
 from pbrl.types import Float32, Int64
 
 
@@ -38,6 +39,7 @@ class GaussianPolicy:
         self.obs_size, self.act_size = obs_size, act_size
         self.gains = [hidden_gain] * len(hidden) + [output_gain]
         self.initial_log_std = initial_log_std
+        self.normaliser: Normaliser | None = None  # of the observations, where a run wants it
         self.size = sum(n * m + m for n, m in self._layer_sizes()) + act_size
 
     def _layer_sizes(self) -> Iterator[tuple[int, int]]:
@@ -55,9 +57,19 @@ class GaussianPolicy:
         parts.append(np.full(self.act_size, self.initial_log_std))
         return np.concatenate(parts).astype(np.float32)
 
+    def folded(self, parameters: Float32) -> Float32:
+        """Parameters [..., size] that do the same to observations as they are: the first layer normalises them."""
+        if self.normaliser is None:
+            return parameters
+        inputs, outputs = self.sizes[:2]
+        weights, bias, rest = np.split(parameters, [inputs * outputs, (inputs + 1) * outputs], axis=-1)
+        batch = parameters.shape[:-1]
+        weights, bias = self.normaliser.fold(weights.reshape(*batch, inputs, outputs), bias)
+        return np.concatenate([weights.reshape(*batch, -1), bias, rest], axis=-1)
+
     def pack(self, parameters: Float32) -> tuple[Float32, Float32]:
         """K parameter vectors [K, size] as the compiled loops read them: layers padded, [K, packed]; std [K, act]."""
-        parts = []
+        parameters, parts = self.folded(parameters), []
         offset = 0
         for inputs, outputs in self._layer_sizes():
             count = (inputs + 1) * outputs  # the bias is one more row
@@ -77,7 +89,8 @@ class GaussianPolicy:
 
     def mean(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
         """The mean action [..., act], differentiable in the parameters [size]."""
-        x, offset = obs, 0
+        x = obs if self.normaliser is None else torch.from_numpy(self.normaliser(obs.numpy()))
+        offset = 0
         for layer, (inputs, outputs) in enumerate(self._layer_sizes()):
             weights = parameters[offset : offset + inputs * outputs].view(inputs, outputs)
             offset += inputs * outputs

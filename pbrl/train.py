@@ -35,6 +35,7 @@ from pbrl import checkpoint, native, tasks
 from pbrl.configuration import ConfigurationError, check, differences, suggest
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
+from pbrl.normaliser import Normaliser
 from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
@@ -68,9 +69,12 @@ class Run:
         self.evaluation = Simulator(**where, seed=evaluating)
         self.calibration = Simulator(**where, seed=calibrating)
         sizes = {"obs_size": self.simulator.obs_size, "act_size": self.simulator.act_size}
+        self.policy = instantiate(cfg.agent.policy, **sizes)
+        if cfg.normalise_observations:
+            self.policy.normaliser = Normaliser(self.simulator.obs_size)
         self.agent: Agent = instantiate(
             cfg.agent,
-            policy=instantiate(cfg.agent.policy, **sizes),
+            policy=self.policy,
             rng=np.random.default_rng(learning),
             trajectories=cfg.trajectories,
         )
@@ -85,12 +89,17 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        return {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
+        state = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
+        if self.policy.normaliser is not None:
+            state["normaliser"] = self.policy.normaliser.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.agent.load_state_dict(state["agent"])
         self.ledger.load_state_dict(state["ledger"])
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.load_state_dict(state["normaliser"])
 
     def save(self, iteration: int) -> None:
         """Leave a checkpoint of the state after the iteration, and the policy for others to read."""
@@ -98,7 +107,7 @@ class Run:
         temporary = self.folder / "policy.safetensors.new"
         sizes = " ".join(str(size) for size in self.agent.policy.sizes)
         metadata = {"task": self.simulator.task, "sizes": sizes, "iteration": str(iteration)}
-        save_file({"parameters": self.agent.parameters}, temporary, metadata)
+        save_file({"parameters": self.policy.folded(self.agent.parameters)}, temporary, metadata)
         temporary.replace(self.folder / "policy.safetensors")
 
     def iterate(self, iteration: int, cfg: DictConfig) -> dict[str, float]:
@@ -117,10 +126,13 @@ class Run:
                 preferences = ledger.compare(pairs)
             with timer("learn"):
                 metrics |= agent.tell(pairs, preferences)
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.include(ledger.observations())
         if iteration % cfg.evaluation.every == 0 or iteration == cfg.iterations - 1:
             with timer("evaluate"):
                 metrics |= self.evaluate(iteration, cfg.evaluation.trajectories)
-        return {"iteration": iteration, **ledger.iteration_metrics(), **metrics, **ledger.counts(), **timer.seconds}
+        truth = ledger.iteration_metrics(getattr(agent, "learnt_returns", None))
+        return {"iteration": iteration, **truth, **metrics, **ledger.counts(), **timer.seconds}
 
     def evaluate(self, iteration: int, trajectories: int) -> dict[str, float]:
         """How the incumbent does in truth, with mean actions."""

@@ -11,27 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
+from teachers import RATIONAL
 
 from oracles import links
 from oracles.oracle import Answers, Reason
-from oracles.teacher import Teacher
 from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
 from pbrl.preference_log import PreferenceLog
 from pbrl.types import Preferences
 from tests.fake_simulator import FakeSimulator
 
 ROOT = Path(__file__).parents[1]
-TEACHER = partial(
-    Teacher,
-    link=links.logistic,
-    tau=20.0,
-    gamma=1.0,
-    eps_mistake=0.1,
-    eps_skip=0.0,
-    eps_equal=0.0,
-    tie="equal",
-    bpref_compat=False,
-)
+TEACHER = partial(RATIONAL, tau=20.0, eps_mistake=0.1)
 
 
 class OnePolicy:

@@ -128,7 +128,7 @@ def test_ncrs_rejects_without_a_trace_and_accepts_in_full() -> None:
     np.testing.assert_allclose(weights.numpy(), 1 + 0.01 * direction(6, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [RSGFRule(step=1.0, radius=1e-3), MeZORule(step=1.0, radius=1e-3)])
+@pytest.mark.parametrize("rule", [RSGFRule(step=1e-3, radius=1e-3), MeZORule(step=1e-3, radius=1e-3)])
 def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path) -> None:
     # E g = grad f (+ O(mu)). Of n estimates along n directions, the mean of each projection v . g has standard error
     # |grad f| |v| sqrt(~1/n); v = grad f and v at random.
@@ -147,7 +147,7 @@ def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path)
         search.iteration = t
         search.step(lambda: problem.loss(batch))
         here = torch.cat([p.detach().flatten() for p in parameters.values()])
-        estimates.append(probes @ (start - here).numpy())  # theta - theta' = eta g, eta = 1
+        estimates.append(probes @ (start - here).numpy() / 1e-3)  # theta - theta' = eta g
         with torch.no_grad():
             for p, original in zip(
                 parameters.values(), start.split([p.numel() for p in parameters.values()]), strict=True

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from teachers import RATIONAL
 
-from oracles import links
 from oracles.panel import Panel
 from oracles.teacher import Teacher
 from pbrl.ledger import BudgetError, Ledger
@@ -15,18 +15,8 @@ from pbrl.preference_log import PreferenceLog, read
 from pbrl.types import Behaviour, Pairs, Preferences
 from tests.fake_simulator import FakeSimulator
 
-RATIONAL = partial(
-    Teacher,
-    link=links.logistic,
-    tau=0.0,
-    gamma=1.0,
-    eps_mistake=0.0,
-    eps_skip=0.0,
-    eps_equal=0.0,
-    tie="equal",
-    bpref_compat=False,
-)
 PARAMETERS = np.array([[0.0], [1.0]], np.float32)
+POLICY = SimpleNamespace(normaliser=None)
 HOW = {"mean_actions": False, "common_start": False, "keep": ()}
 
 
@@ -40,7 +30,7 @@ def ledger(*, simulator=None, oracle=None, trajectories=8, pairs=4, **traits):
 
 
 def collect(budget, count=8, **how):
-    return budget.collect(None, PARAMETERS, np.arange(count) % 2, **(HOW | how))
+    return budget.collect(POLICY, PARAMETERS, np.arange(count) % 2, **(HOW | how))
 
 
 def pairs_of(behaviour, first=(0, 2, 4, 6), second=(1, 3, 5, 7), **clips):
@@ -374,3 +364,14 @@ def test_a_restored_ledger_goes_on_as_if_nothing_had_happened():
         resumed.open_iteration(0)
     assert iterate(resumed, 1) == iterate(through, 1)
     assert resumed.state_dict() == through.state_dict()
+
+
+def test_a_learnt_reward_is_correlated_with_the_true_one():
+    books = ledger()
+    budget = books.open_iteration(0)
+    collect(budget, 8)
+    true = books._collections[0][1].sum(axis=1)
+    assert books.iteration_metrics(3 * true + 1)["reward_correlation"] == pytest.approx(1)
+    assert books.iteration_metrics(-true)["reward_correlation"] == pytest.approx(-1)
+    assert "reward_correlation" not in books.iteration_metrics(np.ones(8))
+    assert "reward_correlation" not in books.iteration_metrics()

@@ -6,10 +6,9 @@ from functools import partial
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from teachers import RATIONAL
 
-from oracles import links
 from oracles.replay import Replay
-from oracles.teacher import Teacher
 from pbrl import preference_log
 from pbrl.ledger import Ledger
 from pbrl.preference_log import SCHEMA, PreferenceLog, answers_of, questions, read
@@ -17,17 +16,7 @@ from pbrl.types import Pairs
 from tests.fake_simulator import FakeSimulator
 
 ITERATIONS = 6
-TEACHER = partial(
-    Teacher,
-    link=links.logistic,
-    tau=5.0,
-    gamma=0.9,
-    eps_mistake=0.2,
-    eps_skip=0.5,
-    eps_equal=0.8,
-    tie="equal",
-    bpref_compat=False,
-)
+TEACHER = partial(RATIONAL, tau=5.0, gamma=0.9, eps_mistake=0.2, eps_skip=0.5, eps_equal=0.8)
 
 
 class Run:

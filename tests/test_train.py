@@ -141,6 +141,39 @@ def test_killed_at_random_moments_the_record_is_the_uninterrupted_one(train: Com
     check_that_killing_does_no_harm(train, "ncrs", 3, tmp_path)
 
 
+@pytest.mark.parametrize("agent", ["ncrs", "ppo_rlhf"])
+def test_normalised_observations_continue_exactly(agent: str, train: Command, tmp_path: Path) -> None:
+    arguments = [
+        *PLAIN,
+        "env=cartpole_balance",
+        f"agent={agent}",
+        "normalise_observations=true",
+        *(["agent.votes=4"] if agent == "ncrs" else []),
+    ]
+    run = f"runs/cartpole_balance/{agent}/irrational/seed_0"
+    for way, stops in (("whole", [6]), ("parts", [3, 6]), ("plain", [6])):
+        (tmp_path / way).mkdir()
+        for stop in stops:
+            plain = ["normalise_observations=false"] if way == "plain" else []
+            code, _, err = train([*arguments, f"iterations={stop}", "evaluation.every=1", *plain], tmp_path / way)
+            assert code == 0, err
+    whole, parts, plain_run = (record(tmp_path / way / run) for way in ("whole", "parts", "plain"))
+    assert whole == parts
+    assert whole[0]["return_mean"] == plain_run[0]["return_mean"], "nothing has been seen before the first iteration"
+    assert whole[1]["return_mean"] != plain_run[1]["return_mean"]
+    policies = [load_file(tmp_path / way / run / "policy.safetensors")["parameters"] for way in ("whole", "parts")]
+    np.testing.assert_array_equal(*policies)
+
+
+def test_a_learnt_reward_is_compared_with_the_truth(train: Command, tmp_path: Path) -> None:
+    code, _, err = train(
+        [*PLAIN, "env=cartpole_balance", "agent=ppo_rlhf", "iterations=3", "env.steps=100", "oracle=rational"], tmp_path
+    )
+    assert code == 0, err
+    rows = record(tmp_path / "runs/cartpole_balance/ppo_rlhf/rational/seed_0")
+    assert all(-1 <= row["reward_correlation"] <= 1 for row in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ncrs", "zpg", "dpo", "ppo_rlhf"])
 def test_killed_twenty_times(train: Command, agent: str, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def write_data(path: Path, examples: int = 60) -> Path:
 
 def problem(folder: Path, **changes: Any) -> finetune_problem.Problem:
     """A tiny BERT with a new head before such data, all of it tuned unless said otherwise."""
+    torch.set_num_threads(1)  # they would wait for each other at every tiny operation
     if not (folder / "model").exists():
         save(folder / "model", "bert")
         write_data(folder / "data.tsv")

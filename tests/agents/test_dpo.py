@@ -41,15 +41,21 @@ def loss_by_hand(agent, parameters, reference, pairs, q):
         obs, actions = (part[row, : collected.lengths[row]] for part in (collected.observations, collected.actions))
         return sum(log_pi(agent.policy, parameters, obs, actions) - log_pi(agent.policy, reference, obs, actions))
 
-    D = [agent.beta * (log_ratio(j) - log_ratio(i)) for i, j in zip(pairs.first, pairs.second, strict=True)]
+    def log_ratio_mean(row):
+        return log_ratio(row) / max(1, collected.lengths[row])
+
+    LR = log_ratio if agent.log_ratio == "sum" else log_ratio_mean
+    D = [agent.beta * (LR(j) - LR(i)) for i, j in zip(pairs.first, pairs.second, strict=True)]
     sigmoid = 1 / (1 + np.exp(-np.array(D)))
     return np.mean(-(q * np.log(sigmoid) + (1 - q) * np.log(1 - sigmoid)))
 
 
-def test_loss_and_gradient_by_hand(rng):
+@pytest.mark.parametrize(("log_ratio", "beta"), [("sum", 0.1), ("mean", 2.0)])
+def test_loss_and_gradient_by_hand(log_ratio, beta, rng):
     """At the second step, since D = 0 at the first."""
     pairs = pairs_of(behaviour(lengths=LENGTHS))
-    one, two = (make("dpo", gradient_steps=n, learning_rate=0.03, max_gradient_norm=1e9) for n in (1, 2))
+    settings = {"log_ratio": log_ratio, "beta": beta, "learning_rate": 0.03, "max_gradient_norm": 1e9}
+    one, two = (make("dpo", gradient_steps=n, **settings) for n in (1, 2))
     reference = two.parameters
     assert one.tell(pairs, preferences(Q))["loss"] == pytest.approx(np.log(2))
     loss = two.tell(pairs, preferences(Q))["loss"]

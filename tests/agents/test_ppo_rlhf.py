@@ -71,6 +71,19 @@ def test_accuracy_counts_the_decided_pairs_that_the_learnt_reward_orders_like_th
     assert agent.tell(pairs_of(collected), preferences(q))["reward_accuracy"] == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize("standardise", [True, False])
+def test_ppo_sees_the_learnt_reward_standardised_or_as_it_is(standardise, monkeypatch):
+    agent = make("ppo_rlhf", **SMALL, standardise=standardise)
+    collected, seen = behaviour(lengths=np.r_[5, np.full(TRAJECTORIES - 1, STEPS)]), []
+    monkeypatch.setattr(agent.ppo, "update", lambda _, rewards, __: seen.append(rewards) or {})
+    agent.tell(pairs_of(collected), preferences(Q))
+    inputs = torch.from_numpy(np.concatenate([collected.observations[:, :-1], collected.actions], -1))
+    learnt = agent.reward_model.network(inputs).squeeze(-1).detach().numpy()
+    lived = np.arange(STEPS) < collected.lengths[:, None]
+    expected = (learnt - learnt[lived].mean()) / learnt[lived].std() if standardise else learnt
+    np.testing.assert_allclose(seen[0][lived], expected[lived], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_same_seed_same_parameters_for_any_number_of_threads(threads):
     reference, agent = make("ppo_rlhf", **SMALL), make("ppo_rlhf", **SMALL)

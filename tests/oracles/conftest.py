@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
+from teachers import RATIONAL
 
-from oracles import links
-from oracles.teacher import Teacher
 from pbrl.preference_log import PreferenceLog
 
 
@@ -13,17 +12,8 @@ def recorded_log(tmp_path_factory):
     rng = np.random.default_rng(8)
     rewards = rng.normal(1.0, 1.0, size=(16, 10))
     first, second = rng.integers(16, size=(2, 40))
-    teacher = Teacher(
-        link=links.logistic,
-        tau=1.0,
-        gamma=0.9,
-        eps_mistake=0.1,
-        eps_skip=0.8,
-        eps_equal=0.1,
-        tie="equal",
-        bpref_compat=False,
-        rng=np.random.default_rng(9),
-    )
+    rng = np.random.default_rng(9)
+    teacher = RATIONAL(tau=1.0, gamma=0.9, eps_mistake=0.1, eps_skip=0.8, eps_equal=0.1, rng=rng)
     log = PreferenceLog(folder)
     seen = teacher.watch(rewards)
     for iteration, experts in enumerate((1, 4)):

@@ -5,23 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy.stats import binom
+from teachers import RATIONAL
 
-from oracles import links
 from oracles.oracle import Reason
 from oracles.panel import Panel
-from oracles.teacher import Teacher
-
-RATIONAL = partial(
-    Teacher,
-    link=links.logistic,
-    tau=0.0,
-    gamma=1.0,
-    eps_mistake=0.0,
-    eps_skip=0.0,
-    eps_equal=0.0,
-    tie="equal",
-    bpref_compat=False,
-)
 
 
 def panel(members=5, vote="mean", seed=0, **traits):

@@ -1,29 +1,15 @@
 """Answers from a log: the same ones once more, or another teacher's to the same pairs."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from teachers import RATIONAL
 
-from oracles import links
 from oracles.oracle import Reason
 from oracles.panel import Panel
 from oracles.replay import Replay, relabel
-from oracles.teacher import Teacher
 from pbrl.preference_log import PreferenceLog, answers_of, questions, read
 
 QUESTION = {"mean_return": 10.0, "episode_steps": 10}
-RATIONAL = partial(
-    Teacher,
-    link=links.logistic,
-    tau=0.0,
-    gamma=1.0,
-    eps_mistake=0.0,
-    eps_skip=0.0,
-    eps_equal=0.0,
-    tie="equal",
-    bpref_compat=False,
-)
 
 
 @pytest.fixture

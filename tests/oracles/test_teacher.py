@@ -9,26 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import binom
+from teachers import RATIONAL
 
 from oracles import links
 from oracles.oracle import Reason
 from oracles.teacher import Teacher
 
-RATIONAL = {
-    "link": links.logistic,
-    "tau": 0.0,
-    "gamma": 1.0,
-    "eps_mistake": 0.0,
-    "eps_skip": 0.0,
-    "eps_equal": 0.0,
-    "tie": "equal",
-    "bpref_compat": False,
-}
 IRRATIONAL = {"tau": 1.0, "gamma": 0.9, "eps_mistake": 0.1}
 
 
 def teacher(seed=0, **traits):
-    return Teacher(**(RATIONAL | traits), rng=np.random.default_rng(seed))
+    return RATIONAL(**traits, rng=np.random.default_rng(seed))
 
 
 def ask(teacher, first, second, mean_return=100.0):
@@ -361,7 +352,7 @@ def test_no_pairs_of_watched_clips_are_refused():
 
 
 def test_every_trait_must_be_given():
-    for name in RATIONAL:
-        rest = {key: value for key, value in RATIONAL.items() if key != name}
+    for name in RATIONAL.keywords:
+        rest = {key: value for key, value in RATIONAL.keywords.items() if key != name}
         with pytest.raises(TypeError, match=name):
             partial(Teacher, rng=np.random.default_rng(0))(**rest)

@@ -5,26 +5,18 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy.stats import binom
+from teachers import RATIONAL
 
 from oracles import links
 from oracles.oracle import Reason
 from oracles.panel import Panel
-from oracles.teacher import Teacher
 from oracles.temperature import expected_error_rate, solve_temperature
+
+SOLVING = partial(RATIONAL, tau={"error_rate": 0.2})
 
 
 def teacher(**traits):
-    settings = {
-        "link": links.logistic,
-        "tau": {"error_rate": 0.2},
-        "gamma": 1.0,
-        "eps_mistake": 0.0,
-        "eps_skip": 0.0,
-        "eps_equal": 0.0,
-        "tie": "equal",
-        "bpref_compat": False,
-    }
-    return Teacher(**(settings | traits), rng=np.random.default_rng(0))
+    return SOLVING(**traits, rng=np.random.default_rng(0))
 
 
 def trajectories(count=64, steps=100, scale=1.0):
@@ -130,18 +122,7 @@ def test_the_largest_solution_is_taken_where_noise_helps():
 
 
 def test_a_panels_members_are_calibrated():
-    member = partial(
-        Teacher,
-        link=links.logistic,
-        tau={"error_rate": 0.2},
-        gamma=1.0,
-        eps_mistake=0.0,
-        eps_skip=0.0,
-        eps_equal=0.0,
-        tie="equal",
-        bpref_compat=False,
-    )
-    panel = Panel(teacher=member, members=3, vote="mean", rng=np.random.default_rng(0))
+    panel = Panel(teacher=SOLVING, members=3, vote="mean", rng=np.random.default_rng(0))
     assert panel.needs_calibration
     assert panel.calibrate(trajectories()) == teacher().calibrate(trajectories())
 

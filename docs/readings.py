@@ -1,0 +1,206 @@
+"""Measure the choices on which the paper is silent, and write the tables of docs/readings.md.
+
+    python docs/readings.py run  [--jobs 2] [--folder runs/readings] [--only cheetah_run/ncrs ...]
+    python docs/readings.py table [--folder runs/readings]
+
+For the search agents, a fractional factorial design: 16 runs, each with its own seed, in which every choice is made
+both ways equally often, against all others. So each of the 16 runs speaks about every choice, and an effect is the
+difference of two means of 8 runs. The gradient agents differ from their defaults in one choice at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from pbrl.record import columns, read
+
+ITERATIONS = {"cheetah_run": 100, "walker_walk": 21}
+EXPLORATION = {  # of the search agents while they collect
+    "mean actions": ["agent.collect=mean"],
+    "std 0.1": ["agent.policy.initial_log_std=-2.3"],
+    "std 0.3": ["agent.policy.initial_log_std=-1.2"],
+    "std 1": ["agent.policy.initial_log_std=0.0"],
+}
+ONE_AT_A_TIME = {
+    "dpo": {
+        "default": [],
+        "mean": ["agent.log_ratio=mean"],
+        "beta1": ["agent.beta=1"],
+        "std.3": ["agent.policy.initial_log_std=-1.2"],
+    },
+    "ppo_rlhf": {
+        "default": [],
+        "tanh": ["agent.reward_model.output=tanh"],
+        "raw": ["agent.standardise=false"],
+        "buffer1": ["agent.reward_model.buffer_iterations=1"],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of `pbrl.train`."""
+
+    env: str
+    agent: str
+    name: str
+    seed: int
+    iterations: int
+    overrides: list[str]
+    levels: dict[str, str] = field(default_factory=dict)  # choice -> what was chosen
+
+    def folder(self, root: Path) -> Path:
+        """Where the run lives."""
+        return root / self.env / self.agent / self.name / f"seed_{self.seed}"
+
+
+def factorial(env: str, agent: str) -> Iterator[Job]:
+    """Two bits choose the exploration and one the gain; the others are bits or sums of bits.
+
+    16 runs on the cheetah; 8 on the walker, whose physics is seven times as dear.
+    """
+    whole = env == "cheetah_run"
+    for n, (a, b, c, *more) in enumerate(itertools.product((0, 1), repeat=4 if whole else 3)):
+        d = more[0] if whole else a ^ c
+        exploration = list(EXPLORATION)[2 * a + b]
+        gain, common = ("0.01", "1.0")[c], ("false", "true")[d]
+        tau, experts = ("1", "20")[a ^ c ^ d if whole else b ^ c], ("10", "1")[b ^ c ^ d if whole else a ^ b ^ c]
+        levels = {"exploration": exploration, "output gain": gain, "common start": common, "tau": tau}
+        overrides = [f"agent.policy.output_gain={gain}", f"agent.common_start={common}", f"oracle.tau={tau}"]
+        if agent == "zpg":
+            levels["M"] = experts
+            overrides.append(f"agent.experts={experts}")
+        overrides += EXPLORATION[exploration]
+        yield Job(env, agent, f"f{n:02d}", n, ITERATIONS[env], overrides, levels)
+
+
+def jobs() -> Iterator[Job]:
+    """All runs."""
+    for env, agent in itertools.product(ITERATIONS, ("ncrs", "zpg")):
+        yield from factorial(env, agent)
+    for agent, variants in ONE_AT_A_TIME.items():
+        for seed, (name, overrides) in itertools.product(range(2), variants.items()):
+            yield Job("cheetah_run", agent, name, seed, 41, overrides)
+
+
+def run(job: Job, root: Path) -> None:
+    """Train, with one thread, unless that was done before."""
+    folder = job.folder(root)
+    settings = {
+        "env": job.env,
+        "agent": job.agent,
+        "seed": job.seed,
+        "iterations": job.iterations,
+        "folder": folder,
+        "threads": 1,
+        "evaluation.every": 10,
+        "preference_log": "false",
+        "wandb.mode": "disabled",
+    }
+    command = [sys.executable, "-m", "pbrl.train", *(f"{key}={value}" for key, value in settings.items())]
+    done = subprocess.run([*command, *job.overrides], capture_output=True, text=True, check=False)
+    print(folder, "done" if done.returncode == 0 else done.stderr[-500:], flush=True)
+
+
+def final(job: Job, root: Path) -> float:
+    """The mean of the last two evaluations of the incumbent; NaN if the run is not there."""
+    path = job.folder(root) / "metrics.jsonl"
+    if not path.exists():
+        return float("nan")
+    evaluations = columns(read(path))["eval_return"]
+    return float(evaluations[np.isfinite(evaluations)][-2:].mean())
+
+
+def main_effects(results: list[tuple[Job, float]]) -> Iterator[dict[str, str]]:
+    """Each level's mean over the runs that had it, and its effect against the choice's first level.
+
+    Least squares on all choices at once; intervals at 95 % from the residuals.
+    """
+    levels: dict[str, list[str]] = {}
+    for job, _ in results:
+        for choice, level in job.levels.items():
+            if level not in levels.setdefault(choice, []):
+                levels[choice].append(level)
+    contrasts = [(choice, level) for choice, offered in levels.items() for level in offered[1:]]
+    X = np.array([[1.0, *(float(job.levels[choice] == level) for choice, level in contrasts)] for job, _ in results])
+    y = np.array([value for _, value in results])
+    effects, *_ = np.linalg.lstsq(X, y, rcond=None)
+    freedom = len(y) - X.shape[1]
+    half = np.full(len(effects), np.nan)
+    if freedom > 2:  # else there is nothing to judge the scatter by
+        variance = ((y - X @ effects) ** 2).sum() / freedom * np.linalg.inv(X.T @ X).diagonal()
+        half = stats.t.ppf(0.975, freedom) * np.sqrt(variance)
+    interval = [f" ± {width:.0f}" if np.isfinite(width) else "" for width in half]
+    difference = {key: f"{effects[1 + i]:+.0f}{interval[1 + i]}" for i, key in enumerate(contrasts)}
+    for choice, offered in levels.items():
+        for level in offered:
+            mean = np.mean([value for job, value in results if job.levels[choice] == level])
+            yield {
+                "choice": choice,
+                "level": level,
+                "mean": f"{mean:.0f}",
+                "effect": difference.get((choice, level), ""),
+            }
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """A table."""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *(list(row.values()) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table(root: Path) -> None:
+    """Print all tables, and write every run's result as CSV."""
+    everything = [(job, final(job, root)) for job in jobs()]
+    with (root / "readings.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["env", "agent", "name", "seed", "iterations", "overrides", "evaluation"])
+        for job, value in everything:
+            writer.writerow([job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides), value])
+    there = [(job, value) for job, value in everything if np.isfinite(value)]
+    for (env, agent), group in itertools.groupby(there, key=lambda each: (each[0].env, each[0].agent)):
+        results = list(group)
+        print(f"\n### {agent} on {env}: {len(results)} runs of {results[0][0].iterations} iterations\n")
+        if results[0][0].levels:
+            print(markdown(list(main_effects(results))))
+            continue
+        by_name: dict[str, list[float]] = {}
+        for job, value in results:
+            by_name.setdefault(job.name, []).append(value)
+        rows = []
+        for name, values in by_name.items():
+            each = ", ".join(f"{value:.0f}" for value in values)
+            rows.append({"variant": name, "each seed": each, "mean": f"{np.mean(values):.0f}"})
+        print(markdown(rows))
+
+
+def main() -> None:
+    """Run, or tabulate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("--folder", type=Path, default=Path("runs/readings"))
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument("--only", nargs="*", default=[""], help="beginnings of env/agent/name")
+    options = parser.parse_args()
+    if options.what == "table":
+        table(options.folder)
+        return
+    wanted = [job for job in jobs() if f"{job.env}/{job.agent}/{job.name}".startswith(tuple(options.only))]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda job: run(job, options.folder), wanted))
+
+
+if __name__ == "__main__":
+    main()
