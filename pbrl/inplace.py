@@ -209,7 +209,8 @@ class InPlace:
 def _pieces(parameters: Mapping[str, torch.Tensor], headroom: float) -> Iterator[Piece]:
     counter = 0
     for name, tensor in parameters.items():
-        largest = max(1.0, float(tensor.abs().max())) if tensor.numel() else 1.0
+        low, high = tensor.aminmax()  # makes no copy, as abs() would
+        largest = max(1.0, -float(low), float(high))
         grid = 2.0 ** (math.ceil(math.log2(headroom * largest)) - MANTISSA)
         flat = tensor.detach().view(-1)
         for begin in range(0, len(flat), PIECE):
