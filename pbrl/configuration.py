@@ -86,8 +86,8 @@ IDENTITY = (
     "normalise_observations",
     "evaluation",
     "calibration",
+    *("task", "model", "method", "batch_size"),  # of fine-tuning
 )
-IDENTITY += ("task", "model", "method", "batch_size")  # of fine-tuning
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -203,8 +203,8 @@ def go_on(run: Run, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -
                     run.save(iteration, weights=True)
         finished = bool(run.ended) or iteration + 1 >= cfg.iterations
         record.sync()
-        if iteration >= 0:
-            run.save(iteration, weights=cfg.keep_weights or not finished)
+        if iteration >= 0 or run.ended:
+            run.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
         if signals and not finished:
             print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
             raise SystemExit(128 + signals[0])

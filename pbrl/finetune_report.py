@@ -4,7 +4,8 @@
 
 For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
 and, of the runs with a target, the iterations until SGD's accuracy was exceeded. A run that spent its iterations before
-that is censored: it counts as "more than", is said so, and is left out of no mean silently. Figures are in <folder>/report.
+that is censored: the table counts it apart, and in the figure it stands with all its iterations, as a lower bound.
+Tables and figures go to <folder>/report.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def _place(cell: Cell) -> float:
 
 
 def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep], folder: Path) -> list[Path]:
-    """For each setting: lowest validation loss against lr, and a heat map over lr and mu for those who have a radius."""
+    """For each setting: lowest validation loss against lr, and over lr and mu for those who have a radius."""
     written = []
     for task, setting in sorted({key[:2] for key in sweeps}):
         here = {key[2]: sweep for key, sweep in sweeps.items() if key[:2] == (task, setting) and len(sweep) > 1}

@@ -209,7 +209,7 @@ class InPlace:
 def _pieces(parameters: Mapping[str, torch.Tensor], headroom: float) -> Iterator[Piece]:
     counter = 0
     for name, tensor in parameters.items():
-        low, high = tensor.aminmax()  # makes no copy, as abs() would
+        low, high = tensor.detach().aminmax()  # makes no copy, as abs() would
         largest = max(1.0, -float(low), float(high))
         grid = 2.0 ** (math.ceil(math.log2(headroom * largest)) - MANTISSA)
         flat = tensor.detach().view(-1)

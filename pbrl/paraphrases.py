@@ -115,6 +115,12 @@ def read(path: Path, malformed: str) -> list[Example]:
     return found
 
 
+class _Unquoted(csv.excel_tab):
+    """Tabs alone."""
+
+    quoting = csv.QUOTE_NONE
+
+
 def _lines(path: Path) -> Iterator[tuple[int, Example | str]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -124,8 +130,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Example | str]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     # Quora quotes every field, which may then contain line ends; the others' quotation marks are part of the sentence.
-    quoting = csv.QUOTE_MINIMAL if text.startswith('"') else csv.QUOTE_NONE
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=quoting, strict=True)
+    dialect = csv.excel_tab() if text.startswith('"') else _Unquoted()
+    rows = csv.reader(io.StringIO(text, newline=""), dialect, strict=True)
     try:
         header = next(rows, [])
         label, first, second = (_column(path, header, names) for names in (LABEL, FIRST, SECOND))

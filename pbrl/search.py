@@ -163,7 +163,7 @@ class RSGFRule:
     def move(self, t: int, scores: Array) -> Array:
         """Descend by f(theta) - f(theta + mu u), or by the mean of several differences."""
         slope = -scores.mean(axis=0)[..., None] / self.radius
-        return -at(self.step, t) * slope
+        return np.asarray(-at(self.step, t) * slope)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -188,7 +188,7 @@ class MeZORule:
     def move(self, t: int, scores: Array) -> Array:
         """Descend by f(theta + mu u) - f(theta - mu u), or by the mean of several differences."""
         slope = scores.mean(axis=0)[..., None] / (2 * self.radius)
-        return -at(self.step, t) * slope
+        return np.asarray(-at(self.step, t) * slope)
 
 
 @dataclass(eq=False)

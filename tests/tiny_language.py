@@ -49,13 +49,13 @@ def save(folder: Path, kind: str, *, masked: bool = True) -> Path:
 
 
 def write_data(path: Path, examples: int = 60) -> Path:
-    """Sentences in Microsoft's format; those with the same animal are paraphrases."""
+    """Sentences in Microsoft's format; with a cat in the second, they count as paraphrases."""
     rng = np.random.default_rng(0)
     lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
     for i in range(examples):
         one, other = rng.choice(["cat", "dog"], 2)
         verb, place = rng.choice(["sat", "ran"]), rng.choice(["home", "a mat", "the mat"])
-        lines.append(f"{int(one == other)}\t{i}\t{i}\tthe {one} {verb} {place}\ta {other} {verb}")
+        lines.append(f"{int(other == 'cat')}\t{i}\t{i}\tthe {one} {verb} {place}\ta {other} {verb}")
     path.write_text("\n".join(lines) + "\n")
     return path
 
