@@ -21,6 +21,9 @@ RUNTIME = {
     "agent.ppo": ("policy", "rng"),
     "agent.reward_model": ("obs_size", "act_size", "rng"),
     "oracle": ("rng",),
+    "method": ("parameters", "seed", "threads"),
+    "model": ("seed",),
+    "task": ("rng",),
 }
 
 
@@ -87,6 +90,7 @@ IDENTITY = (
     "normalise_observations",
     "evaluation",
     "calibration",
+    *("task", "model", "method", "batch_size"),  # of fine-tuning
 )
 
 

@@ -40,6 +40,14 @@ Row = Mapping[str, Any]
 logger = logging.getLogger(__name__)
 
 
+def mirrors(record: Path, *, wandb: Mapping[str, Any], tensorboard: bool, **labels: Any) -> list[MirrorProcess]:
+    """All who follow a record, as a configuration asks for them; labels: wandb's job_type, name and config."""
+    found = [mirror_to_wandb(record, **wandb, **labels)]
+    if tensorboard:
+        found.append(mirror_to_tensorboard(record, finish_seconds=wandb["finish_seconds"]))
+    return [mirror for mirror in found if mirror is not None]
+
+
 def mirror_to_wandb(
     record: Path,
     *,

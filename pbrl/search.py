@@ -13,6 +13,10 @@ independent runs, such as seeds, which share the generator but nothing else. No 
     RSGF    Ghadimi and Lan 2013
     MeZO    Malladi et al. 2023
 
+Each of these three looks at two points along one random direction s, and then moves along it. What is its own is
+a `Rule`: where on the line theta + offset * s it looks, and how far it goes. A rule knows neither theta nor s, so
+it also moves the weights of a network in place, where s is never stored (`pbrl.inplace`).
+
 The peers of the NCRS paper's Table 1 live in `pbrl.peers`.
 """
 
@@ -99,8 +103,18 @@ class Cosine:
         return self.minimum + swing * (1 + math.cos(math.pi * min(t, self.decay) / self.decay))
 
 
-@dataclass(eq=False)
-class NCRS:
+class Rule(Protocol):
+    """What a method does along the line theta + offset * s of iteration t, from 0."""
+
+    def offsets(self, t: int) -> tuple[float | Array, float | Array]:
+        """Where the two points to compare lie."""
+
+    def move(self, t: int, scores: Array) -> Array:
+        """How far to go, given the answers [N, ...]; positive: the second point is better."""
+
+
+@dataclass(eq=False, kw_only=True)
+class NCRSRule:
     """Noisy-Comparison Random Search (El Bakkali El Kadi, Bouftini, Zhang, Saadi 2026), Algorithms 1 and 2.
 
     for t = 1, 2, ...
@@ -112,42 +126,23 @@ class NCRS:
     One answer in {-1, +1} is Algorithm 1; N confidences in [-1, 1] are Algorithm 2. S_t = 0 rejects.
     """
 
-    x: Array  # theta [..., d]
-    _: KW_ONLY
     step: float | Array | Schedule  # alpha_t
-    directions: Directions
-    rng: np.random.Generator
-    iteration: int = field(default=0, init=False)
-    candidate: Array | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check(self.x, step=self.step)
+        check_positive(step=self.step)
 
-    def ask(self) -> tuple[Array, Array]:
-        """(theta, theta + alpha_t s_t)."""
-        alpha = at(self.step, self.iteration)
-        s = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
-        self.candidate = self.x + alpha * s
-        return self.x, self.candidate
+    def offsets(self, t: int) -> tuple[float | Array, float | Array]:
+        """theta, theta + alpha_t s."""
+        return 0.0, at(self.step, t)
 
-    def tell(self, score: ArrayLike) -> None:
-        """Accept or reject by the votes [...] or [N, ...]."""
-        candidate, self.candidate = asked(self.candidate), None
-        S = answers(score, self.x).sum(axis=0)
-        self.x = np.where((S > 0)[..., None], candidate, self.x)
-        self.iteration += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue exactly."""
-        return save(self, "x", "iteration", "candidate")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        load(self, state)
+    def move(self, t: int, scores: Array) -> Array:
+        """alpha_t if the votes sum above zero."""
+        S = scores.sum(axis=0)
+        return np.where((S > 0)[..., None], at(self.step, t), 0.0)
 
 
-@dataclass(eq=False)
-class RSGF:
+@dataclass(eq=False, kw_only=True)
+class RSGFRule:
     """Randomised stochastic gradient-free method (Ghadimi and Lan 2013): one-sided differences of values.
 
     u ~ N(0, I_d)
@@ -155,42 +150,24 @@ class RSGF:
     theta <- theta - eta g
     """
 
-    x: Array  # theta [..., d]
-    _: KW_ONLY
     step: float | Array | Schedule  # eta
     radius: float  # mu
-    directions: Directions
-    rng: np.random.Generator
-    iteration: int = field(default=0, init=False)
-    u: Array | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check(self.x, step=self.step, radius=self.radius)
+        check_positive(step=self.step, radius=self.radius)
 
-    def ask(self) -> tuple[Array, Array]:
-        """(theta, theta + mu u)."""
-        self.u = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
-        return self.x, self.x + self.radius * self.u
+    def offsets(self, t: int) -> tuple[float | Array, float | Array]:  # noqa: ARG002
+        """theta, theta + mu u."""
+        return 0.0, self.radius
 
-    def tell(self, score: ArrayLike) -> None:
-        """Descend by f(theta) - f(theta + mu u), or by the mean of several differences [N, ...]."""
-        u, self.u = asked(self.u), None
-        difference = answers(score, self.x).mean(axis=0)[..., None]
-        g = -difference / self.radius * u
-        self.x = self.x - at(self.step, self.iteration) * g
-        self.iteration += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue exactly."""
-        return save(self, "x", "iteration", "u")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        load(self, state)
+    def move(self, t: int, scores: Array) -> Array:
+        """Descend by f(theta) - f(theta + mu u), or by the mean of several differences."""
+        slope = -scores.mean(axis=0)[..., None] / self.radius
+        return np.asarray(-at(self.step, t) * slope)
 
 
-@dataclass(eq=False)
-class MeZO:
+@dataclass(eq=False, kw_only=True)
+class MeZORule:
     """Memory-efficient zeroth-order SGD (Malladi et al. 2023): two-sided differences of values.
 
     u ~ N(0, I_d)
@@ -198,38 +175,72 @@ class MeZO:
     theta <- theta - eta g
     """
 
-    x: Array  # theta [..., d]
-    _: KW_ONLY
     step: float | Array | Schedule  # eta
     radius: float  # mu
+
+    def __post_init__(self) -> None:
+        check_positive(step=self.step, radius=self.radius)
+
+    def offsets(self, t: int) -> tuple[float | Array, float | Array]:  # noqa: ARG002
+        """theta + mu u, theta - mu u."""
+        return self.radius, -self.radius
+
+    def move(self, t: int, scores: Array) -> Array:
+        """Descend by f(theta + mu u) - f(theta - mu u), or by the mean of several differences."""
+        slope = scores.mean(axis=0)[..., None] / (2 * self.radius)
+        return np.asarray(-at(self.step, t) * slope)
+
+
+@dataclass(eq=False)
+class OnVector:
+    """A rule at work on a flat vector: the ask/tell of `Optimizer`."""
+
+    x: Array  # theta [..., d]
+    _: KW_ONLY
     directions: Directions
     rng: np.random.Generator
     iteration: int = field(default=0, init=False)
-    u: Array | None = field(default=None, init=False)
+    s: Array | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check(self.x, step=self.step, radius=self.radius)
+        check(self.x)
+        super().__post_init__()  # type: ignore[misc]  # the rule's
 
     def ask(self) -> tuple[Array, Array]:
-        """(theta + mu u, theta - mu u)."""
-        self.u = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
-        return self.x + self.radius * self.u, self.x - self.radius * self.u
+        """The two points of the rule, along a new direction."""
+        self.s = self.directions.draw(self.rng, self.x.shape, self.x.dtype)
+        first, second = self.offsets(self.iteration)  # type: ignore[attr-defined]  # the rule's
+        return self.x + first * self.s, self.x + second * self.s
 
     def tell(self, score: ArrayLike) -> None:
-        """Descend by f(theta + mu u) - f(theta - mu u), or by the mean of several differences [N, ...]."""
-        u, self.u = asked(self.u), None
-        difference = answers(score, self.x).mean(axis=0)[..., None]
-        g = difference / (2 * self.radius) * u
-        self.x = self.x - at(self.step, self.iteration) * g
+        """Move along the direction by the answers [...] or [N, ...]."""
+        s, self.s = asked(self.s), None
+        move = self.move(self.iteration, answers(score, self.x))  # type: ignore[attr-defined]  # the rule's
+        self.x = self.x + move.astype(s.dtype) * s
         self.iteration += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        return save(self, "x", "iteration", "u")
+        return save(self, "x", "iteration", "s")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         load(self, state)
+
+
+@dataclass(eq=False)
+class NCRS(OnVector, NCRSRule):
+    """NCRS on a flat vector."""
+
+
+@dataclass(eq=False)
+class RSGF(OnVector, RSGFRule):
+    """RSGF on a flat vector."""
+
+
+@dataclass(eq=False)
+class MeZO(OnVector, MeZORule):
+    """MeZO on a flat vector."""
 
 
 def squared_norm(x: Array) -> Array:
@@ -264,6 +275,11 @@ def check(x: Array, **positive: Any) -> None:
     """Refuse a vector that is not of finite floats, and numbers that are not positive."""
     if x.ndim == 0 or x.dtype not in (np.float32, np.float64) or not np.isfinite(x).all():
         raise ValueError(f"x must be finite float32 or float64 [..., d], not {x.dtype} of shape {x.shape}")
+    check_positive(**positive)
+
+
+def check_positive(**positive: Any) -> None:
+    """Refuse numbers that are not positive."""
     for name, value in positive.items():
         if not callable(value) and not (np.isfinite(value).all() and np.all(np.asarray(value) > 0)):
             raise ValueError(f"{name} must be positive, not {value}")

@@ -34,7 +34,7 @@ from pbrl.configuration import ConfigurationError, check, suggest
 from pbrl.films import Films
 from pbrl.job import Stopped, asked_to_stop, in_a_sweep, run_job
 from pbrl.ledger import BudgetError, Ledger
-from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
+from pbrl.mirrors import mirrors
 from pbrl.normaliser import Normaliser
 from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
@@ -152,17 +152,13 @@ class Run:
         return {"eval_return": float(collected.returns.mean()), "eval_return_std": float(collected.returns.std())}
 
 
-def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
-    """Who follows the record."""
-    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+def labels(cfg: DictConfig) -> dict[str, Any]:
+    """What wandb shows a run by."""
     teacher = HydraConfig.get().runtime.choices["oracle"]
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
     plain = {"agent_name": cfg.name, "task": cfg.env.name, "teacher": teacher}  # to group and filter by, as the seed
     curve = f"{cfg.env.name}/{cfg.name}/{teacher}"  # what differs in the seed alone
-    labels: dict[str, Any] = {"job_type": curve, "name": str(cfg.folder), "config": {**settings, **plain}}
-    found = [mirror_to_wandb(record, **cfg.wandb, **labels)]
-    if cfg.tensorboard:
-        found.append(mirror_to_tensorboard(record, finish_seconds=cfg.wandb.finish_seconds))
-    return [mirror for mirror in found if mirror is not None]
+    return {"job_type": curve, "name": str(cfg.folder), "config": {**settings, **plain}}
 
 
 def train(cfg: DictConfig, sweep_folder: Path | None = None) -> str:
@@ -194,7 +190,7 @@ def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
     note_versions(run.folder)
     record_path = run.folder / "metrics.jsonl"
     record = Record(record_path, after=start - 1)
-    followers = mirrors(cfg, record_path)
+    followers = mirrors(record_path, wandb=cfg.wandb, tensorboard=cfg.tensorboard, **labels(cfg))
     films = Films(run.folder, **{**cfg.video, "steps": min(cfg.video.steps, run.simulator.steps)})
     try:
         with signals_noted() as signals:

@@ -1,0 +1,261 @@
+"""What the fine-tuning experiment found: tables in the terminal and as CSV, the paper's figure, and the sweeps.
+
+    python -m pbrl.finetune_report runs_finetune
+
+For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
+and, of the runs with a target, the iterations until SGD's accuracy was exceeded. A run that spent its iterations before
+that is censored: the table counts it apart, and in the figure it stands with all its iterations, as a lower bound.
+Tables and figures go to <folder>/report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from pbrl.d90 import D90
+from pbrl.finetune_dimension import read_off
+from pbrl.finetune_runs import Hyperparameters, Run, find, losses
+from pbrl.ridge_report import panels, save
+from pbrl.types import Float64
+
+RESAMPLES = 2000  # of the bootstrap of d90
+Sweep = dict[Hyperparameters, float]  # hyperparameters -> lowest validation loss
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one setting."""
+
+    task: str
+    setting: str
+    method: str
+    chosen: Hyperparameters
+    target: float  # SGD's best accuracy; of SGD itself: the mean best accuracy
+    iterations: Float64  # [runs] until the target was exceeded, or until SGD's best; nan: censored
+    budget: int  # iterations that a run might take
+    best: Float64  # [runs] best accuracy
+    majority: float  # what always the same answer gives; nan: not known
+    dimension: tuple[D90, D90] | None  # d90 of the accuracy, and of its gain
+
+    @property
+    def censored(self) -> int:
+        """How many runs never exceeded the target."""
+        return int(np.isnan(self.iterations).sum())
+
+
+def interval(values: Float64) -> tuple[float, float, float]:
+    """Mean and the ends of its 95 % interval (Student's); nan for fewer than two runs."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
+    """Everything that the runs in a folder say: cells of the table, and sweeps by task, setting and method."""
+    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in find(root):
+        groups[run.task, run.setting, run.method].append(run)
+    sweeps = {key: losses(runs) for key, runs in groups.items()}
+    cells = [cell for key, runs in groups.items() if (cell := _cell(root, key, runs, sweeps[key]))]
+    return sorted(cells, key=lambda cell: (cell.task, cell.setting, cell.method)), sweeps
+
+
+def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Sweep) -> Cell | None:
+    task, setting, method = key
+    if method == "sgd":
+        chosen = min(sweep, key=lambda choice: sweep[choice]) if sweep else None
+        measured = [run for run in runs if run.finished and run.hyperparameters == chosen]
+    else:
+        measured = [run for run in runs if run.finished and run.target is not None]
+        chosen = measured[0].hyperparameters if measured else None
+        measured = [run for run in measured if run.hyperparameters == chosen]
+    if chosen is None or not measured:
+        return None
+    target = measured[0].target
+    if target is None:
+        target = float(np.mean([run.best_accuracy for run in measured]))
+    taken = [float(run.iterations_to_best) if method == "sgd" else run.reached(target) for run in measured]
+    path = root / task / setting / "intrinsic_dimension.json"
+    found = json.loads(path.read_text()) if path.exists() else None
+    return Cell(
+        task,
+        setting,
+        method,
+        chosen,
+        target,
+        np.array(taken),
+        int(measured[0].settings["iterations"]),
+        np.array([run.best_accuracy for run in measured]),
+        found["majority"] if found else math.nan,
+        read_off(found, RESAMPLES) if found else None,
+    )
+
+
+def show(cells: Sequence[Cell]) -> Table:
+    """The table for people."""
+    table = Table(title="iterations to SGD's best accuracy (mean, 95 % interval)")
+    for column in (
+        "setting",
+        "d90 (of the gain)",
+        "method",
+        "lr",
+        "mu",
+        "target",
+        "iterations",
+        "best accuracy",
+        "runs",
+    ):
+        table.add_column(column)
+    for cell in cells:
+        lr, mu = cell.chosen
+        accuracy = interval(cell.best)
+        dimension = "-" if cell.dimension is None else f"{cell.dimension[0]} ({cell.dimension[1]})"
+        table.add_row(
+            f"{cell.task}/{cell.setting}",
+            dimension,
+            cell.method,
+            f"{lr:g}",
+            "-" if mu is None else f"{mu:g}",
+            f"{cell.target:.3f}",
+            in_words(cell),
+            f"{accuracy[0]:.3f} ({accuracy[1]:.3f} to {accuracy[2]:.3f})",
+            str(len(cell.iterations)),
+        )
+    return table
+
+
+def in_words(cell: Cell) -> str:
+    """How many iterations it took, and how many runs did not get there."""
+    runs = len(cell.iterations)
+    if cell.censored == runs:
+        return f"none of {runs} runs within {cell.budget}"
+    mean, low, high = interval(cell.iterations[np.isfinite(cell.iterations)])
+    words = f"{mean:.0f}" + ("" if math.isnan(low) else f" ({low:.0f} to {high:.0f})")
+    return words + (f", and {cell.censored} of {runs} runs not within {cell.budget}" if cell.censored else "")
+
+
+def write_csv(cells: Sequence[Cell], path: Path) -> None:
+    """One line for each setting and method."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        names = "task setting method lr mu target runs censored budget iterations low high best_accuracy majority"
+        writer.writerow([*names.split(), "d90", "d90_gain"])
+        for cell in cells:
+            arrived = cell.iterations[np.isfinite(cell.iterations)]
+            taken = interval(arrived) if len(arrived) else (math.nan,) * 3
+            dimension = [d.value for d in cell.dimension] if cell.dimension else [math.nan, math.nan]
+            counts = [len(cell.iterations), cell.censored, cell.budget]
+            values = [*cell.chosen, cell.target, *counts, *taken, float(cell.best.mean()), cell.majority, *dimension]
+            writer.writerow([cell.task, cell.setting, cell.method, *values])
+
+
+def draw_dimensions(cells: Sequence[Cell], path: Path) -> bool:
+    """The paper's figure: iterations to SGD's accuracy against d90, a line for each method, 95 % bands.
+
+    Settings whose d90 is not a number within its grid have no place in it. Censored runs count as their whole budget,
+    so that a hollow point is a lower bound.
+    """
+    figure, (axis,) = panels(1)
+    drawn = False
+    for style, method in enumerate(sorted({cell.method for cell in cells})):
+        placed = [(_place(cell), cell) for cell in cells if cell.method == method]
+        points = sorted([(k, cell) for k, cell in placed if math.isfinite(k)], key=lambda point: point[0])
+        if not points:
+            continue
+        k = [place for place, _ in points]
+        filled = [np.where(np.isnan(cell.iterations), cell.budget, cell.iterations) for _, cell in points]
+        mean, low, high = np.array([interval(values) for values in filled]).T
+        axis.plot(k, mean, "-", color=f"C{style}", label=method)
+        axis.fill_between(k, np.maximum(low, 1), high, color=f"C{style}", alpha=0.2)
+        for (place, cell), value in zip(points, mean, strict=True):
+            axis.plot(place, value, "o", color=f"C{style}", mfc="none" if cell.censored else None)
+        drawn = True
+    axis.set(xscale="log", yscale="log", xlabel="intrinsic dimension k = d90", ylabel="iterations to SGD's accuracy")
+    if drawn:
+        axis.legend(title="hollow: some runs censored")
+        save(figure, path)
+    return drawn
+
+
+def _place(cell: Cell) -> float:
+    """The gain's d90 where there is one within its grid, nan elsewhere."""
+    return cell.dimension[1].value if cell.dimension else math.nan
+
+
+def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep], folder: Path) -> list[Path]:
+    """For each setting: lowest validation loss against lr, and over lr and mu for those who have a radius."""
+    written = []
+    for task, setting in sorted({key[:2] for key in sweeps}):
+        here = {key[2]: sweep for key, sweep in sweeps.items() if key[:2] == (task, setting) and len(sweep) > 1}
+        if not here:
+            continue
+        flat = {method: sweep for method, sweep in here.items() if all(mu is None for _, mu in sweep)}
+        deep = {method: sweep for method, sweep in here.items() if method not in flat}
+        figure, axes = panels(bool(flat) + len(deep))
+        figure.suptitle(f"{task}, {setting}")
+        if flat:
+            for method, sweep in flat.items():
+                lr = sorted(lr for lr, _ in sweep)
+                axes[0].plot(lr, [_finite(sweep[each, None]) for each in lr], "o-", label=method)
+            axes[0].set(xscale="log", xlabel="lr", ylabel="lowest validation loss")
+            axes[0].legend()
+        for axis, (method, sweep) in zip(axes[bool(flat) :], deep.items(), strict=True):
+            _heat_map(axis, method, sweep)
+        path = folder / f"sweep_{task}_{setting}"
+        save(figure, path)
+        written.append(path.with_suffix(".png"))
+    return written
+
+
+def _heat_map(axis: Axes, method: str, sweep: Sweep) -> None:
+    lr, mu = sorted({lr for lr, _ in sweep}), sorted({mu for _, mu in sweep if mu is not None})
+    values = np.array([[_finite(sweep.get((a, b), math.nan)) for b in mu] for a in lr])
+    image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis_r")
+    axis.set(title=method, xlabel="mu", ylabel="lr", xticks=range(len(mu)), yticks=range(len(lr)))
+    axis.set_xticklabels([f"{each:g}" for each in mu])
+    axis.set_yticklabels([f"{each:g}" for each in lr])
+    for (row, column), value in np.ndenumerate(values):
+        axis.text(column, row, "-" if math.isnan(value) else f"{value:.3f}", ha="center", va="center", fontsize=8)
+    assert axis.figure is not None
+    axis.figure.colorbar(image, ax=axis, label="lowest validation loss")
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def main() -> None:
+    """Read, print and draw."""
+    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune_report", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune"))
+    root = parser.parse_args().folder
+    cells, sweeps = collect(root) if root.is_dir() else ([], {})
+    if not sweeps:
+        raise SystemExit(f"pbrl.finetune_report: {root} has no runs of pbrl.finetune")
+    folder = root / "report"
+    folder.mkdir(exist_ok=True)
+    Console().print(show(cells))
+    write_csv(cells, folder / "table.csv")
+    written = draw_sweeps(sweeps, folder)
+    if draw_dimensions(cells, folder / "intrinsic_dimension"):
+        written.append(folder / "intrinsic_dimension.png")
+    print(f"In {folder}: table.csv, {', '.join(path.name for path in written)}")
+
+
+if __name__ == "__main__":
+    main()

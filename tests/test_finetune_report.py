@@ -1,0 +1,92 @@
+"""The report of fine-tuning: what it picks, what it counts, and that it never hides a censored run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from pbrl import checkpoint, finetune_report
+from pbrl.finetune_report import collect, in_words
+from pbrl.finetune_runs import best_settings, target_of_sgd
+from pbrl.record import Record
+
+
+def write(
+    root: Path, setting: str, method: str, lr: float, mu: float | None, seed: int, target: float | None, curve: Any
+) -> None:
+    """A run with an evaluation at every 10th iteration: (accuracy, loss)."""
+    folder = root / "mrpc" / setting / method / f"lr_{lr}-mu_{mu}-target_{target}" / f"seed_{seed}"
+    record = Record(folder / "metrics.jsonl", after=-1)
+    for i, (accuracy, loss) in enumerate(curve):
+        record.write({"iteration": 10 * i + 9, "accuracy": accuracy, "validation_loss": loss})
+    record.close()
+    arrived = target is not None and curve[-1][0] > target
+    settings = {"task": {"name": "mrpc"}, "setting": setting, "name": method, "lr": lr, "mu": mu, "seed": seed}
+    settings |= {"target": None if target is None else "sgd", "iterations": 10 * len(curve)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    state = {"weights": {}, "best": 0.0, "target": target, "ended": "arrived" if arrived else ""}
+    checkpoint.save(folder / "checkpoint", 10 * len(curve) - 1, state)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for seed in (0, 1):
+        write(tmp_path, "a", "sgd", 0.1, None, seed, None, [(0.7, 0.6), (0.8 + 0.02 * seed, 0.5), (0.75, 0.55)])
+    write(tmp_path, "a", "sgd", 0.5, None, 0, None, [(0.9, 0.7)] * 3)  # a better accuracy, but a worse loss
+    for lr, mu, loss in ((1.0, 0.1, 0.6), (1.0, 0.2, 0.4), (2.0, 0.1, 0.5), (2.0, 0.2, 0.7)):
+        write(tmp_path, "a", "mezo", lr, mu, 0, None, [(0.7, loss)] * 2)
+    write(tmp_path, "a", "mezo", 1.0, 0.2, 0, 0.81, [(0.7, 0.5), (0.82, 0.4)])
+    write(tmp_path, "a", "mezo", 1.0, 0.2, 1, 0.81, [(0.7, 0.5)] * 3 + [(0.82, 0.4)])
+    write(tmp_path, "a", "ncrs", 1.0, None, 0, 0.81, [(0.7, 0.5), (0.9, 0.4)])
+    write(tmp_path, "a", "ncrs", 1.0, None, 1, 0.81, [(0.7, 0.5), (0.71, 0.4)])
+    write(tmp_path, "a", "rsgf", 1.0, 0.1, 0, 0.81, [(0.7, 0.5), (0.81, 0.4)])  # reaches, but does not exceed
+    found = {
+        "majority": 0.675,
+        "full": [0.8, 0.82],
+        "subspace": {"4": [0.7, 0.7], "64": [0.75, 0.76], "256": [0.8, 0.8]},
+    }
+    (tmp_path / "mrpc" / "a" / "intrinsic_dimension.json").write_text(json.dumps(found))
+    return tmp_path
+
+
+def test_hyperparameters_are_picked_by_validation_loss(root: Path) -> None:
+    assert best_settings(root, "mrpc", "a", "mezo") == (1.0, 0.2)
+    assert best_settings(root, "mrpc", "a", "sgd") == (0.1, None)
+    assert target_of_sgd(root, "mrpc", "a") == pytest.approx(0.81)
+
+
+def test_iterations_are_counted_and_censored_runs_are_said(root: Path) -> None:
+    cells = {cell.method: cell for cell in collect(root)[0]}
+    assert cells["sgd"].iterations.tolist() == [20, 20]
+    assert cells["sgd"].target == pytest.approx(0.81)
+    assert cells["mezo"].iterations.tolist() == [20, 40]
+    assert np.array_equal(cells["ncrs"].iterations, [20, math.nan], equal_nan=True)
+    # 30 -+ 12.706 * 14.142 / sqrt(2)
+    assert in_words(cells["mezo"]) == "30 (-97 to 157)"
+    assert in_words(cells["ncrs"]) == "20, and 1 of 2 runs not within 20"
+    assert in_words(cells["rsgf"]) == "none of 1 runs within 20"
+
+
+def test_the_command_writes_table_and_figures(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", str(root)])
+    finetune_report.main()
+    rows = list(csv.DictReader((root / "report" / "table.csv").open()))
+    assert [row["method"] for row in rows] == ["mezo", "ncrs", "rsgf", "sgd"]
+    assert (rows[1]["censored"], rows[1]["majority"]) == ("1", "0.675")
+    # the gain's target is 0.675 + 0.9 * 0.135 = 0.7965, between 0.755 at 64 and 0.8 at 256, on a scale of logarithms
+    assert float(rows[0]["d90_gain"]) == pytest.approx(64 * 4 ** ((0.7965 - 0.755) / 0.045))
+    assert {path.name for path in (root / "report").glob("*.png")} == {"intrinsic_dimension.png", "sweep_mrpc_a.png"}
+
+
+def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="has no runs of pbrl.finetune"):
+        finetune_report.main()
