@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import logit
 
+from pbrl import search
 from pbrl.ledger import Budget
 from pbrl.policy import GaussianPolicy
 from pbrl.types import Float32, Metrics, Pairs, Preferences
@@ -45,45 +46,48 @@ class ZPG:
             raise ValueError(f"learning_rate and smoothing must be positive, not {learning_rate} and {smoothing}")
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
-        self.policy, self.rng, self.parameters = policy, rng, policy.initial(rng)
-        self.pairs, self.learning_rate, self.smoothing, self.experts = (
-            trajectories // 2,
-            learning_rate,
-            smoothing,
-            experts,
-        )
+        self.policy, self.pairs, self.experts = policy, trajectories // 2, experts
         self.collecting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": common_start, "keep": ()}
-        self.direction: Float32 = np.zeros_like(self.parameters)
+        # The step of RSGF, with D where it has a difference of values.
+        self.search = search.RSGF(
+            policy.initial(rng),
+            step=learning_rate,
+            radius=smoothing,
+            directions=search.Directions("gaussian"),
+            rng=rng,
+        )
+
+    @property
+    def parameters(self) -> Float32:
+        """theta."""
+        return self.search.x
 
     def ask(self, budget: Budget) -> Pairs | None:
         """theta against theta + mu u, each pair put to M experts."""
-        if budget.trajectories_left < 2 * self.pairs:
+        N = self.pairs
+        if budget.trajectories_left < 2 * N:
             return None
-        theta, mu, N = self.parameters, np.float32(self.smoothing), self.pairs
-        u = self.direction = self.rng.standard_normal(theta.shape, np.float32)
+        theta, perturbed = self.search.ask()
         arms = np.repeat([0, 1], N)
-        behaviour = budget.collect(self.policy, np.stack([theta, theta + mu * u]), arms, **self.collecting)
+        behaviour = budget.collect(self.policy, np.stack([theta, perturbed]), arms, **self.collecting)
         return Pairs(behaviour=behaviour, first=np.arange(N), second=N + np.arange(N), experts=self.experts)
 
     def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:  # noqa: ARG002
-        """One step of ascent."""
-        answered = preferences.answered
-        if not answered.any():
-            return {"preference_logit": 0.0, "update_norm": 0.0}
+        """One step of ascent: theta + eta (D / mu) u."""
+        answered, theta, D = preferences.answered, self.search.x, 0.0
         p, M = preferences.probability[answered], self.experts  # with several experts, their share
-        if M == 1:
+        if M == 1 and len(p):
             # Departure: a single trimmed vote is worth logit(1/2) = 0, so the labels are pooled before the logit.
-            p, M = preferences.label[answered].mean(keepdims=True), int(answered.sum())
-        D = logit(np.clip(p, 1 / (2 * M), 1 - 1 / (2 * M))).mean()
-        u, eta, mu = self.direction, self.learning_rate, self.smoothing
-        update = np.float32(eta * D / mu) * u
-        self.parameters = self.parameters + update
-        return {"preference_logit": float(D), "update_norm": float(np.linalg.norm(update))}
+            p, M = preferences.label[answered].mean(keepdims=True), len(p)
+        if len(p):
+            D = float(logit(np.clip(p, 1 / (2 * M), 1 - 1 / (2 * M))).mean())
+        self.search.tell(D)
+        return {"preference_logit": D, "update_norm": float(np.linalg.norm(self.search.x - theta))}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        return {"parameters": self.parameters, "rng": self.rng.bit_generator.state}
+        return {"search": self.search.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.parameters, self.rng.bit_generator.state = state["parameters"], state["rng"]
+        self.search.load_state_dict(state["search"])

@@ -73,12 +73,12 @@ def test_unbiased_in_direction_on_a_linear_utility() -> None:
     for _ in range(4000):
         pairs = agent.ask(FakeBudget())  # type: ignore[arg-type]
         assert pairs is not None
-        gap = g @ agent.direction * agent.smoothing
+        gap = g @ agent.search.s * agent.search.radius
         share = rng.binomial(agent.experts, 1 / (1 + np.exp(-gap))) / agent.experts
         before = agent.parameters
         agent.tell(pairs, shares([share] * 32))
         updates.append(agent.parameters - before)
-        agent.parameters = before
+        agent.search.x = before
     mean = np.mean(updates, axis=0)
     assert mean @ g / np.linalg.norm(mean) / np.linalg.norm(g) > 0.97
     assert mean @ g / (g @ g) == pytest.approx(1, abs=0.1)  # E[(g . u) u] = g
