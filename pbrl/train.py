@@ -10,9 +10,7 @@ The same command continues an unfinished run and leaves a finished one alone.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,13 +33,14 @@ from tqdm import tqdm
 from pbrl import checkpoint, native, sweep, tasks
 from pbrl.checkpoint import CheckpointError
 from pbrl.configuration import ConfigurationError, check, suggest
-from pbrl.job import Stopped, asked_to_stop, in_a_sweep, run_job
+from pbrl.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import MirrorProcess, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
 from pbrl.run_folder import alone_in, is_finished, prepare
+from pbrl.signals import Stopped, signals_noted
 from pbrl.simulator import Simulator, cores
 from pbrl.threads import threads_of_a_job
 from pbrl.types import Agent
@@ -137,28 +136,6 @@ class Run:
         return {"eval_return": float(collected.returns.mean()), "eval_return_std": float(collected.returns.std())}
 
 
-@contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
-    received: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        if received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        received.append(number)
-        print("\nfinishing this iteration; once more to stop at once", file=sys.stderr)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def mirrors(cfg: DictConfig, record: Path) -> list[MirrorProcess]:
     """Who follows the record."""
     labels = {"job_type": cfg.name, "name": str(cfg.folder), "config": OmegaConf.to_container(cfg, resolve=True)}
@@ -201,7 +178,12 @@ def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
     try:
         with signals_noted() as signals:
             bar = tqdm(
-                range(start, cfg.iterations), desc=str(run.folder), initial=start, total=cfg.iterations, unit="it"
+                range(start, cfg.iterations),
+                desc=str(run.folder),
+                initial=start,
+                total=cfg.iterations,
+                unit="it",
+                disable=not has_the_terminal(),
             )
             for iteration in bar:
                 metrics = run.iterate(iteration, cfg)
@@ -267,7 +249,7 @@ def in_a_sentence(error: Exception) -> str | None:
 
 @hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    """Train, and answer what goes wrong with a sentence."""
+    """Train, and answer what goes wrong with a sentence; a search needs the final evaluation."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
     if in_a_sweep():
         cfg.threads = cfg.threads or threads_of_a_job(HydraConfig.get().launcher, cores())
