@@ -61,9 +61,9 @@ launched: list[Launched] = []  # by this process; the last one is the one under 
 class Launched:
     """A sweep as the process sees it that launched it."""
 
-    def __init__(self, folder: Path, hydra_overrides: Sequence[str], *, jobs: int, elsewhere: bool) -> None:
+    def __init__(self, folder: Path, hydra_overrides: list[str] | None, *, jobs: int, elsewhere: bool) -> None:
         self.folder = folder
-        self.hydra_overrides = list(hydra_overrides)
+        self.hydra_overrides = hydra_overrides  # to launch jobs again as they were; None in a search
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for earlier in [*(folder / "jobs").iterdir(), *(folder / name for name in ("stop", "summary.txt", BEST))]:
             earlier.unlink(missing_ok=True)
@@ -120,8 +120,10 @@ class Launched:
         if (self.folder / BEST).exists():
             lines.append(f"the best settings are in {self.folder / BEST}")
         if missing:
+            same = shlex.join(["python", "-m", "pbrl.train", *sys.argv[1:]])  # a search leaves alone what it has
+            again = commands([note["overrides"] for note in missing], self.hydra_overrides or [])
             lines += [f"to run {'it' if len(missing) == 1 else 'those'} again:"]
-            lines += [f"  {line}" for line in commands([note["overrides"] for note in missing], self.hydra_overrides)]
+            lines += [f"  {line}" for line in ([same] if self.hydra_overrides is None else again)]
         with (self.folder / "summary.txt").open("w") as file:
             for console in (Console(), Console(file=file, width=160)):
                 console.print(_table(notes))
@@ -159,8 +161,9 @@ class Begin(Callback):
         again = [each for each in config.hydra.overrides.hydra if not each.startswith(own)]
         elsewhere = not config.hydra.launcher["_target_"].endswith("BasicLauncher")
         combinations = [sum(1 for _ in each.sweep_iterator()) for each in parsed.values() if each.is_discrete_sweep()]
-        jobs = config.hydra.sweeper.get("n_trials") or math.prod(combinations)
-        launched.append(Launched(folder, again, jobs=jobs, elsewhere=elsewhere))
+        trials = config.hydra.sweeper.get("n_trials")
+        jobs = trials or math.prod(combinations)
+        launched.append(Launched(folder, None if trials else again, jobs=jobs, elsewhere=elsewhere))
         with read_write(config.hydra):
             config.hydra.sweep.dir = str(folder)
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
