@@ -17,23 +17,21 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pbrl.record import columns, read
+from pbrl.signals import Stopped
 
 # Hydra completes a preset of conf/hydra/launcher by the plugin's own of that name, and warns that it will not always.
 # Ours are complete without. Here, because each of a launcher's processes imports this.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 
-class Stopped(SystemExit):
-    """A run that saved and ended because it was asked to, by a signal of that number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = number
-
-
 def in_a_sweep() -> bool:
     """Whether this is a job of a sweep."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def has_the_terminal() -> bool:
+    """Whether no other run prints at the same time: it is a single one, or its sweep runs one after the other."""
+    return not in_a_sweep() or HydraConfig.get().launcher["_target_"].endswith("BasicLauncher")
 
 
 def run_job(

@@ -10,6 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Stopped(SystemExit):
+    """A run that saved and ended because it was asked to, by a signal of that number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
 @contextmanager
 def signals_noted() -> Iterator[list[int]]:
     """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import re
 import shlex
 import signal
@@ -34,6 +35,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from tqdm import tqdm
 
 from pbrl.configuration import IDENTITY, ConfigurationError
 from pbrl.job import asked_to_stop, stop
@@ -49,6 +51,8 @@ PLUGINS = {  # the package of each, and the extra of pyproject.toml
 COLOURS = {"finished": "green", "left alone": "dim", "stopped": "yellow", "not begun": "yellow"}
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE = ("finished", "left alone")
+BEST = "optimization_results.yaml"  # of the Optuna sweeper
+WATCH_SECONDS = 2.0
 LONGEST_NAME = 64  # letters of a sweep's name before its digest
 
 launched: list[Launched] = []  # by this process; the last one is the one under way
@@ -57,18 +61,36 @@ launched: list[Launched] = []  # by this process; the last one is the one under 
 class Launched:
     """A sweep as the process sees it that launched it."""
 
-    def __init__(self, folder: Path, hydra_overrides: Sequence[str]) -> None:
+    def __init__(self, folder: Path, hydra_overrides: list[str] | None, *, jobs: int, elsewhere: bool) -> None:
         self.folder = folder
-        self.hydra_overrides = list(hydra_overrides)
+        self.hydra_overrides = hydra_overrides  # to launch jobs again as they were; None in a search
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        for earlier in [*(folder / "jobs").iterdir(), folder / "stop", folder / "summary.txt"]:
+        for earlier in [*(folder / "jobs").iterdir(), *(folder / name for name in ("stop", "summary.txt", BEST))]:
             earlier.unlink(missing_ok=True)
         self.handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self.handlers = {number: signal.signal(number, self.note_signal) for number in SIGNALS}
+        self.over = threading.Event()
+        self.watcher = threading.Thread(target=self.watch, args=[jobs], daemon=True)
+        if elsewhere:  # runs in this process have a bar of their own
+            self.watcher.start()
 
-    def give_signals_back(self) -> None:
-        """To whom they went before."""
+    def watch(self, jobs: int) -> None:
+        """A progress bar of the jobs that are done with."""
+        with tqdm(total=jobs, desc=str(self.folder), unit="run") as bar:
+            while not self.over.wait(WATCH_SECONDS):
+                bar.update(sum(note["state"] != "begun" for note in self.notes()) - bar.n)
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What became of the jobs, in their order."""
+        paths = sorted((self.folder / "jobs").glob("*.json"), key=lambda path: int(path.stem))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def end(self) -> None:
+        """No more bar, and signals go where they went before."""
+        self.over.set()
+        if self.watcher.is_alive():
+            self.watcher.join()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
@@ -82,8 +104,7 @@ class Launched:
 
     def conclude(self, broken: BaseException | None) -> int:
         """Print what became of the jobs, and what to do; the exit code."""
-        jobs = sorted((self.folder / "jobs").glob("*.json"), key=lambda path: int(path.stem))
-        notes = [json.loads(path.read_text()) for path in jobs]
+        notes = self.notes()
         if broken is not None and not notes:
             raise broken  # it was no sweep that could be launched
         for note in notes:
@@ -96,9 +117,13 @@ class Launched:
             lines[0] += "; stopped by a signal, and the same command goes on"
         elif broken is not None:
             lines[0] += "; the launcher broke off, and the same command runs what is missing"
+        if (self.folder / BEST).exists():
+            lines.append(f"the best settings are in {self.folder / BEST}")
         if missing:
+            same = shlex.join(["python", "-m", "pbrl.train", *sys.argv[1:]])  # a search leaves alone what it has
+            again = commands([note["overrides"] for note in missing], self.hydra_overrides or [])
             lines += [f"to run {'it' if len(missing) == 1 else 'those'} again:"]
-            lines += [f"  {line}" for line in commands([note["overrides"] for note in missing], self.hydra_overrides)]
+            lines += [f"  {line}" for line in ([same] if self.hydra_overrides is None else again)]
         with (self.folder / "summary.txt").open("w") as file:
             for console in (Console(), Console(file=file, width=160)):
                 console.print(_table(notes))
@@ -133,7 +158,12 @@ class Begin(Callback):
             added.append(f"wandb.group={sweep}")
         folder = Path(config.hydra.sweep.dir) / sweep
         own = ("hydra.mode", "hydra/sweeper", "hydra.sweeper", "hydra.sweep.")
-        launched.append(Launched(folder, [each for each in config.hydra.overrides.hydra if not each.startswith(own)]))
+        again = [each for each in config.hydra.overrides.hydra if not each.startswith(own)]
+        elsewhere = not config.hydra.launcher["_target_"].endswith("BasicLauncher")
+        combinations = [sum(1 for _ in each.sweep_iterator()) for each in parsed.values() if each.is_discrete_sweep()]
+        trials = config.hydra.sweeper.get("n_trials")
+        jobs = trials or math.prod(combinations)
+        launched.append(Launched(folder, None if trials else again, jobs=jobs, elsewhere=elsewhere))
         with read_write(config.hydra):
             config.hydra.sweep.dir = str(folder)
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
@@ -183,7 +213,7 @@ def overseen() -> Iterator[None]:
         broken = error
     finally:
         for sweep in launched:
-            sweep.give_signals_back()
+            sweep.end()
     if launched and (code := launched[-1].conclude(broken)):
         raise SystemExit(code)
     if broken is not None:

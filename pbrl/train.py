@@ -32,7 +32,7 @@ from pbrl import checkpoint, native, sweep, tasks
 from pbrl.checkpoint import CheckpointError
 from pbrl.configuration import ConfigurationError, check, suggest
 from pbrl.films import Films
-from pbrl.job import Stopped, asked_to_stop, in_a_sweep, run_job
+from pbrl.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.mirrors import mirrors
 from pbrl.normaliser import Normaliser
@@ -40,7 +40,7 @@ from pbrl.preference_log import PreferenceLog
 from pbrl.provenance import note_versions
 from pbrl.record import Record, RecordError, columns, read
 from pbrl.run_folder import alone_in, is_finished, prepare
-from pbrl.signals import signals_noted
+from pbrl.signals import Stopped, signals_noted
 from pbrl.simulator import Simulator, cores
 from pbrl.summary import summarise
 from pbrl.threads import threads_of_a_job
@@ -195,7 +195,12 @@ def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
     try:
         with signals_noted() as signals:
             bar = tqdm(
-                range(start, cfg.iterations), desc=str(run.folder), initial=start, total=cfg.iterations, unit="it"
+                range(start, cfg.iterations),
+                desc=str(run.folder),
+                initial=start,
+                total=cfg.iterations,
+                unit="it",
+                disable=not has_the_terminal(),
             )
             for iteration in bar:
                 metrics = run.iterate(iteration, cfg)
@@ -236,7 +241,7 @@ def in_a_sentence(error: Exception) -> str | None:
 
 @hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    """Train, and answer what goes wrong with a sentence."""
+    """Train, and answer what goes wrong with a sentence; a search needs the final evaluation."""
     # By force: on its import, dm_control has set up logging for warnings alone.
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)], force=True)
     if in_a_sweep():

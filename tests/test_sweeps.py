@@ -363,6 +363,25 @@ def test_a_search_finds_the_highest_evaluation_and_its_trials_do_not_collide(tmp
     steps = {settings(run)["agent"]["step"]["maximum"] for run in runs}
     assert len(steps) == 3
     assert best["best_params"]["agent.step.maximum"] in steps
+    # The same search with one more trial finds the three on disk. One that fails is no end of it.
+    more = [*search, "agent.step.maximum=tag(log,interval(0.005,0.2))", "hydra.sweeper.n_trials=4"]
+    blocked = runs[0] / "checkpoint"
+    blocked.rename(runs[0] / "aside")
+    blocked.write_text("a file where a folder should be")
+    process = start(more, tmp_path)
+    out, _ = process.communicate()
+    assert process.returncode == 1, out
+    assert "3 of 4 runs are finished" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("  python")]
+    assert shlex.split(line)[3:] == more
+    blocked.unlink()
+    (runs[0] / "aside").rename(blocked)
+    process = start(shlex.split(line)[3:], tmp_path)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert out.count("nothing is left to do") >= 3
+    assert "4 of 4 runs are finished" in out
+    assert f"the best settings are in {results.relative_to(tmp_path)}" in out
 
 
 def test_searching_for_the_lowest_return_is_refused(train: Command, tmp_path: Path) -> None:
