@@ -58,7 +58,7 @@ class Problem:
         self._training = _Encoded(reader, data.training)
         self._validation = _Encoded(reader, data.validation)
         self._rows = language.by_length(self._validation.tokens, evaluation_batch_size)
-        width = model.layers[0].output.dense.out_features  # type: ignore[union-attr]
+        width = int(model.layers[0].output.dense.out_features)  # type: ignore[union-attr,arg-type]
         needed = sum(part.ends[-1] for part in (self._training, self._validation)) * width * 4  # bytes
         self.cached = not tune_embeddings and needed <= cache_gib * GIB
         if self.cached:

@@ -133,7 +133,7 @@ def show(cells: Sequence[Cell]) -> Table:
             "-" if mu is None else f"{mu:g}",
             f"{cell.target:.3f}",
             in_words(cell),
-            f"{accuracy[0]:.3f} ({accuracy[1]:.3f} to {accuracy[2]:.3f})",
+            f"{accuracy[0]:.3f}" + ("" if math.isnan(accuracy[1]) else f" ({accuracy[1]:.3f} to {accuracy[2]:.3f})"),
             str(len(cell.iterations)),
         )
     return table

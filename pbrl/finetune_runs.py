@@ -95,7 +95,7 @@ def load(folder: Path) -> Run:
     none = np.empty(0)
     known = np.isfinite(metrics.get("accuracy", none))
     saved = checkpoint.load(folder / "checkpoint")
-    state = saved[1] if saved else {"target": None, "ended": ""}
+    state: dict[str, Any] = saved[1] if saved else {"target": None, "ended": ""}
     return Run(
         folder,
         settings,

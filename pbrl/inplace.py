@@ -141,7 +141,7 @@ def _go(weights: Float32, key: NDArray[np.uint32], first: int, here: float, ther
 
 def direction_key(seed: int, iteration: int) -> NDArray[np.uint32]:
     """What makes the direction of an iteration."""
-    return np.random.SeedSequence([seed, iteration]).generate_state(6, np.uint32)
+    return np.random.SeedSequence([seed, iteration]).generate_state(6).astype(np.uint32)
 
 
 @dataclass(frozen=True)
