@@ -104,8 +104,10 @@ def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table
     tasks = shared_tasks(runs)
     for agent in names(runs, "agent") if tasks else []:
         benchmark = scores(select(runs, agent=agent), tasks)
-        middle = bootstrap(stats.interquartile_mean, benchmark)
-        gap = bootstrap(stats.optimality_gap, benchmark, bounds=(0, math.inf))
+        every = np.concatenate(benchmark)
+        possible = (0, 1) if every.min() >= 0 and every.max() <= 1 else (-math.inf, math.inf)  # LQR's are negative
+        middle = bootstrap(stats.interquartile_mean, benchmark, bounds=possible)
+        gap = bootstrap(stats.optimality_gap, benchmark, bounds=(0, possible[1]))
         count = sum(len(task) for task in benchmark)
         table.rows.append([agent, shown(middle), shown(gap), str(count)])
         for statistic, estimate in (("interquartile_mean", middle), ("optimality_gap", gap)):

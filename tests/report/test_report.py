@@ -165,6 +165,16 @@ def test_agents_are_compared_on_the_tasks_that_they_share(tmp_path: Path, report
     assert {row["tasks"] for row in values.values()} == {"1"}
 
 
+def test_intervals_end_where_scores_must(tmp_path: Path, report: Command) -> None:
+    for seed, final in enumerate((0.0, 300.0)):  # two runs: the interval is widened far beyond what can be
+        write_run(tmp_path, [final], seed=seed)
+        write_run(tmp_path, [1000.0 - final], seed=seed, agent="random")
+    report(tmp_path, ".")
+    ends = [(float(row["low"]), float(row["high"])) for row in rows(tmp_path / "report/tables/aggregates.csv")]
+    assert min(ends) == (0.0, 1.0)
+    assert all(0 <= low < high <= 1 for low, high in ends)
+
+
 def test_agents_that_share_no_task_are_not_compared(tmp_path: Path, report: Command) -> None:
     write_run(tmp_path, [1.0])
     write_run(tmp_path, [1.0], agent="zpg", task="cheetah_run")
