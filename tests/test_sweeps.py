@@ -245,6 +245,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
         signal.raise_signal(signal.SIGINT)
         return iterate(self, iteration, cfg)
 
+    before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(pbrl.train.Run, "iterate", interrupt)
         code, out, _ = train(PAIR, tmp_path)
@@ -252,7 +253,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
     assert "0 of 2 runs are finished; stopped by a signal, and the same command goes on" in out
     assert len(record(tmp_path / RUNS[2])) == 1
     assert not (tmp_path / RUNS[3]).exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     code, out, err = train(PAIR, tmp_path)
     assert code == 0, err
     assert "1 of 2 iterations are there" in out
