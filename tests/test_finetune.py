@@ -100,7 +100,7 @@ def test_the_target_and_the_hyperparameters_come_from_earlier_runs(tiny: Path, t
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(tiny: Path, tmp_path: Path) -> None:
-    changes = ("method=mezo", "iterations=600", "evaluation.every=300", "checkpoint_every=300")
+    changes = ("method=mezo", "iterations=300", "evaluation.every=150", "checkpoint_every=150")
     whole = tune(tiny, *changes, f"root={tmp_path / 'whole'}")
     command = [sys.executable, "-m", "pbrl.finetune", *overrides(tiny, *changes), f"root={tmp_path / 'parts'}"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -109,7 +109,7 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(tiny: Path, tmp_path:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
-    assert next((tmp_path / "parts").rglob("state.json")).parent.name != "000599"
+    assert next((tmp_path / "parts").rglob("state.json")).parent.name != "000299"
     parts = tune(tiny, *changes, f"root={tmp_path / 'parts'}")
     assert same(whole, parts)
 
