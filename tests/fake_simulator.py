@@ -1,8 +1,12 @@
 """A simulator without physics: policy k earns about `parameters[k, 0]` per step, reproducibly."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from pbrl.types import Trajectories
+
+POLICY = SimpleNamespace(normaliser=None)  # all that the ledger asks of one
 
 
 class FakeSimulator:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from oracles.teacher import Teacher
 from pbrl.ledger import BudgetError, Ledger
 from pbrl.preference_log import PreferenceLog, read
 from pbrl.types import Behaviour, Pairs, Preferences
-from tests.fake_simulator import FakeSimulator
+from tests.fake_simulator import POLICY, FakeSimulator
 
 PARAMETERS = np.array([[0.0], [1.0]], np.float32)
-POLICY = SimpleNamespace(normaliser=None)
 HOW = {"mean_actions": False, "common_start": False, "keep": ()}
 
 
@@ -171,7 +169,7 @@ def test_senseless_assignments_are_refused(assignment, message):
     books = ledger()
     budget = books.open_iteration(0)
     with pytest.raises(BudgetError, match=message):
-        budget.collect(None, PARAMETERS, assignment, **HOW)
+        budget.collect(POLICY, PARAMETERS, assignment, **HOW)
     assert books.counts()["trajectories"] == 0
 
 

@@ -13,7 +13,7 @@ from pbrl import preference_log
 from pbrl.ledger import Ledger
 from pbrl.preference_log import SCHEMA, PreferenceLog, answers_of, questions, read
 from pbrl.types import Pairs
-from tests.fake_simulator import FakeSimulator
+from tests.fake_simulator import POLICY, FakeSimulator
 
 ITERATIONS = 6
 TEACHER = partial(RATIONAL, tau=5.0, gamma=0.9, eps_mistake=0.2, eps_skip=0.5, eps_equal=0.8)
@@ -40,7 +40,7 @@ class Run:
             budget = self.ledger.open_iteration(self.iteration)
             for experts in (1, 3):
                 behaviour = budget.collect(
-                    None,
+                    POLICY,
                     np.array([[0.0], [0.5]], np.float32),
                     np.array([0, 1, 0, 1]),
                     mean_actions=False,

@@ -84,7 +84,10 @@ def summary(folder: Path) -> str:
 
 
 @pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher")  # as pbrl.job does
-@pytest.mark.parametrize("launcher", choices("hydra/launcher"))
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "ray" else []) for name in choices("hydra/launcher")],
+)
 def test_presets_are_settings_that_their_plugins_know(launcher: str, train: Command, tmp_path: Path) -> None:
     code, out, err = train(["--cfg", "hydra", "-p", "hydra.launcher", f"hydra/launcher={launcher}"], tmp_path)
     assert code == 0, err

@@ -61,7 +61,9 @@ def test_advantages_by_hand():
     )
     rewards = np.array([[1, 2, 3], [1, 2, 99]], np.float32)
     V = np.array([[0.5, 1, 2, 10], [0.5, 1, 77, 88]], np.float32)
-    rollout = Rollout(collected, rewards, V, np.zeros((2, 3), np.float32), sb3=make().sb3, rng=np.random.default_rng(0))
+    log_pi = np.zeros((2, 3), np.float32)
+    rng = np.random.default_rng(0)
+    rollout = Rollout(collected, collected.observations, rewards, V, log_pi, sb3=make().sb3, rng=rng)
     # delta = r + 0.8 V' - V:  first: 1.3, 2.6, 9 (V(s_3) = 10 bootstraps);  second: 1.3, 1 (no more after the end)
     np.testing.assert_allclose(rollout.advantages[:, 0], [1.3 + 0.4 * (2.6 + 0.4 * 9), 2.6 + 0.4 * 9, 9], rtol=1e-6)
     np.testing.assert_allclose(rollout.advantages[:2, 1], [1.3 + 0.4 * 1, 1], rtol=1e-6)
@@ -76,7 +78,7 @@ def test_the_buffer_is_what_stable_baselines_would_have_collected():
     rewards, rng = rewards_of(collected), np.random.default_rng(1)
     V = rng.standard_normal((TRAJECTORIES, STEPS + 1), np.float32)
     log_pi = rng.standard_normal((TRAJECTORIES, STEPS), np.float32)
-    ours = Rollout(collected, rewards, V, log_pi, sb3=sb3, rng=rng)
+    ours = Rollout(collected, collected.observations, rewards, V, log_pi, sb3=sb3, rng=rng)
     theirs = RolloutBuffer(
         STEPS, sb3.observation_space, sb3.action_space, gae_lambda=0.5, gamma=0.8, n_envs=TRAJECTORIES
     )
@@ -110,7 +112,7 @@ def test_it_begins_with_the_policys_own_initialisation():
 def test_values_and_log_probabilities_are_those_of_the_networks():
     ppo, collected = make(), behaviour()
     with workers() as pool:
-        V, log_pi = ppo._evaluate(collected, pool)
+        V, log_pi = ppo._evaluate(collected, collected.observations, pool)
     obs, actions = torch.from_numpy(collected.observations), torch.from_numpy(collected.actions)
     with torch.no_grad():
         values, log_prob, _ = ppo.network.evaluate_actions(obs[:, :-1].reshape(-1, OBS), actions.reshape(-1, ACT))
