@@ -241,7 +241,7 @@ def main(cfg: DictConfig) -> None:
 def command() -> None:
     """What `python -m pbrl.finetune` does."""
     try:
-        suggest(sys.argv[1:], ("task", "model", "method", "experiment"))
+        suggest(sys.argv[1:], ("task", "model", "method", "study"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.finetune: {error}") from None
     main()
