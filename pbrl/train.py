@@ -208,13 +208,14 @@ def go_on(run: Run, cfg: DictConfig, sweep_folder: Path | None) -> None:
                 bar.set_postfix_str(f"return {metrics['return_mean']:.1f}")
                 if sweep_folder is not None and (number := asked_to_stop(sweep_folder)):
                     signals.append(number)
-                last = bool(signals) or iteration == cfg.iterations - 1
+                stopping = bool(signals)  # asked once: a signal that comes later must not end what was not saved
+                last = stopping or iteration == cfg.iterations - 1
                 if last or (iteration + 1) % cfg.checkpoint_every == 0:
                     record.sync()
                     run.save(iteration)
                 if cfg.video.every and (iteration % cfg.video.every == 0 or iteration == cfg.iterations - 1):
                     films.film(iteration, run.save_policy)
-                if signals:
+                if stopping:
                     bar.close()
                     print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
                     raise Stopped(signals[0])

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from pbrl.films import Films
 from pbrl.record import read
 from pbrl.train import command
 
@@ -196,6 +197,25 @@ def _rows(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def test_a_signal_after_the_moment_to_save_waits_for_the_next(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*PLAIN, "agent.votes=4", "checkpoint_every=1000", "iterations=6", "video.every=1"]
+
+    def late(_: Films, iteration: int, __: Any) -> None:  # after the iteration was or was not saved
+        if iteration == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Films, "film", late)
+        code, out, _ = train(arguments, tmp_path)
+    assert code == 128 + signal.SIGTERM
+    assert "stopped after 4 of 6 iterations; the same command goes on" in out
+    code, out, err = train([*arguments, "video.every=null"], tmp_path)
+    assert code == 0, err
+    assert "4 of 6 iterations are there" in out
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_path: Path) -> None:
     arguments = [*PLAIN, "agent.votes=4", "checkpoint_every=1000", "iterations=5000"]
@@ -213,8 +233,8 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
     while _rows(folder) < rows + 2 and process.poll() is None:
         time.sleep(0.05)
     process.kill()
-    out, _ = process.communicate()
-    assert f"{rows} of 5000 iterations are there" in out
+    out, err = process.communicate()
+    assert f"{rows} of 5000 iterations are there" in out, err
     assert [row["iteration"] for row in record(folder)] == list(range(len(record(folder))))
 
 
