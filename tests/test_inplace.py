@@ -57,7 +57,7 @@ def test_numbers_depend_on_their_place_alone() -> None:
 
 
 @pytest.mark.parametrize("move", ["compiled", "torch"])
-def test_ten_thousand_ways_there_and_back_leave_no_trace(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_ways_there_and_back_leave_no_trace(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if move == "torch":
         monkeypatch.setattr(inplace, "_go", None)
         monkeypatch.setattr(inplace, "_move", move_by_torch)
@@ -65,7 +65,7 @@ def test_ten_thousand_ways_there_and_back_leave_no_trace(move: str, monkeypatch:
     parameters = {"a": torch.randn(37, 5, generator=generator), "b": 1e-4 * torch.randn(64, generator=generator)}
     search = in_place(RULES[2], parameters, threads=1)
     before = {name: weights.clone() for name, weights in parameters.items()}
-    for t in range(10_000):
+    for t in range(10_000 if move == "compiled" else 1000):
         search.iteration = t
         for offset in (1e-3, -1e-3, 0.0) if t % 2 else (3e-2, 0.0):
             search.go(offset)
@@ -143,7 +143,7 @@ def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path)
     start = torch.cat([p.detach().flatten() for p in parameters.values()])
     probes = np.stack([gradient, np.random.default_rng(0).standard_normal(len(gradient)).astype(np.float32)])
     estimates = []
-    for t in range(1500):
+    for t in range(600):
         search.iteration = t
         search.step(lambda: problem.loss(batch))
         here = torch.cat([p.detach().flatten() for p in parameters.values()])
