@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import secrets
 import sys
 import traceback
 import warnings
@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pbrl.record import columns, read
+from pbrl.record import read
 from pbrl.signals import Stopped
 
 # Hydra completes a preset of conf/hydra/launcher by the plugin's own of that name, and warns that it will not always.
@@ -36,8 +35,8 @@ def has_the_terminal() -> bool:
 
 def run_job(
     cfg: DictConfig, train: Callable[[DictConfig, Path], str], sentence: Callable[[Exception], str | None]
-) -> float:
-    """One job, with a note of what became of it; its final evaluation, nan unless the run is finished.
+) -> float | None:
+    """One job, with a note of what became of it; its final evaluation, None (not nan, for Optuna) if there is none.
 
     train: takes the configuration and the sweep's folder, says whether the run is finished or was left alone.
     sentence: puts an error into words, if it is one that a user can do something about.
@@ -55,28 +54,28 @@ def run_job(
 
     if asked_to_stop(folder):
         note("not begun")
-        return math.nan
+        return None
     note("begun")
     try:
         state = train(cfg, folder)
     except Stopped as stopped:
         stop(folder, stopped.number)
         note("stopped")
-        return math.nan
+        return None
     except Exception as error:
         why = sentence(error) or f"{type(error).__name__}: {error}"
         path.with_suffix(".txt").write_text(traceback.format_exc())
         note("failed", why=why, traceback=str(path.with_suffix(".txt")))
         print(f"{cfg.folder}: {why}", file=sys.stderr, flush=True)
-        return math.nan
+        return None
     evaluation = final_evaluation(Path(cfg.folder))
-    note(state, evaluation=evaluation if math.isfinite(evaluation) else None)
+    note(state, evaluation=evaluation)
     return evaluation
 
 
 def stop(folder: Path, number: int) -> None:
     """Ask all jobs of the sweep in a folder to save and end, as if each had got the signal."""
-    temporary = folder / "stop.new"
+    temporary = folder / f"stop.{secrets.token_hex(4)}"  # several may ask at once
     temporary.write_text(f"{number}\n")
     temporary.replace(folder / "stop")
 
@@ -89,7 +88,6 @@ def asked_to_stop(folder: Path) -> int:
         return 0
 
 
-def final_evaluation(run: Path) -> float:
-    """The last evaluation's return; nan without one."""
-    evaluations = columns(read(run / "metrics.jsonl")).get("eval_return", np.empty(0))
-    return float(next((value for value in evaluations[::-1] if np.isfinite(value)), np.nan))
+def final_evaluation(run: Path) -> float | None:
+    """The last evaluation's return, if it is a number."""
+    return next((row["eval_return"] for row in reversed(read(run / "metrics.jsonl")) if "eval_return" in row), None)
