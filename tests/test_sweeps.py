@@ -19,6 +19,7 @@ import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from test_train import ROOT, Command, record
 
@@ -175,17 +176,17 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
     assert times(tmp_path) == before
     assert out.count("nothing is left to do") == 2
     assert summary(tmp_path).count("left alone") == 2
-    # One is finished, one must go on, one is new.
+    # One is finished, one must go on.
     assert train([*PAIR, "seed=0"], tmp_path)[0] == 0
     before = times(first)
     made = []
     monkeypatch.setattr(pbrl.train, "Run", lambda cfg, make=pbrl.train.Run: made.append(cfg.seed) or make(cfg))
-    code, out, err = train([*PAIR, "seed=0,1,2"], tmp_path)
+    code, out, err = train(PAIR, tmp_path)
     assert code == 0, out + err
-    assert made == [1, 2]
+    assert made == [1]
     assert times(first) == before
     assert "seed_1: 1 of 2 iterations are there" in out
-    assert [len(record(run)) for run in (first, second, second.with_name("seed_2"))] == [2, 2, 2]
+    assert [len(record(run)) for run in (first, second)] == [2, 2]
 
 
 def test_a_failure_leaves_the_others_and_says_how_to_rerun(
@@ -303,6 +304,7 @@ GRID = [
 ]
 
 
+@settings_of_hypothesis(max_examples=30)
 @given(chosen=st.lists(st.sampled_from(GRID), unique_by=tuple, min_size=1))
 def test_rerun_commands_run_those_jobs_and_no_others(chosen: list[list[str]]) -> None:
     lines = commands(chosen, ["hydra/launcher=joblib"])
