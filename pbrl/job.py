@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import secrets
 import sys
 import traceback
@@ -44,7 +46,8 @@ def run_job(
     hydra = HydraConfig.get()
     folder = Path(hydra.sweep.dir)
     path = folder / "jobs" / f"{hydra.job.num}.json"
-    about = {"run": str(cfg.folder), "overrides": list(hydra.overrides.task)}
+    about: dict[str, Any] = {"run": str(cfg.folder), "overrides": list(hydra.overrides.task)}
+    about |= {"host": platform.node(), "process": os.getpid()}
 
     def note(state: str, **more: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

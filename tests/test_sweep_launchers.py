@@ -5,6 +5,7 @@ Ray is not among what the tests install, being large: `pip install -c constraint
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -96,20 +97,22 @@ def test_sigterm_lets_the_runs_of_other_processes_save(launcher: str, tmp_path: 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_reported_and_the_same_command_goes_on(train: Command, tmp_path: Path) -> None:
-    arguments = [*AGENTS, "agent=random", "iterations=300", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = start(arguments, tmp_path)
+    sweep = ["-m", "agent=random", "seed=0,1", *TINY]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = start([*sweep, "iterations=100000", *launcher], tmp_path)
     run = tmp_path / "runs/pendulum_swingup/random/irrational/seed_0"
-    while process.poll() is None and not (run / "metrics.jsonl").exists():
-        time.sleep(0.05)
-    workers = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "loky"], capture_output=True, text=True)
-    os.kill(int(workers.stdout.split()[-1]), signal.SIGKILL)
+    while process.poll() is None and not ((run / "metrics.jsonl").exists() and record(run)):
+        time.sleep(0.1)
+    (note,) = tmp_path.glob("runs/sweeps/*/jobs/0.json")
+    os.kill(json.loads(note.read_text())["process"], signal.SIGKILL)
     out, _ = process.communicate()
     assert process.returncode == 1, out
     assert "the launcher broke off, and the same command runs what is missing" in out
     assert "broken off" in out
-    code, out, err = train(arguments[:-2], tmp_path)  # one after the other will do
+    iterations = len(record(run)) + 2
+    code, out, err = train([*sweep, f"iterations={iterations}"], tmp_path)  # one after the other will do
     assert code == 0, out + err
-    assert len(record(run)) == 300
+    assert len(record(run)) == iterations
 
 
 @pytest.mark.slow
