@@ -5,7 +5,8 @@
 
 For the search agents, a fractional factorial design: 16 runs, each with its own seed, in which every choice is made
 both ways equally often, against all others. So each of the 16 runs speaks about every choice, and an effect is the
-difference of two means of 8 runs. The gradient agents differ from their defaults in one choice at a time.
+difference of two means of 8 runs. On the walker, whose physics is seven times as dear, which of the two agents it is
+is one more choice. The gradient agents differ from their defaults in one choice at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scipy import stats
 
 from pbrl.record import columns, read
 
-ITERATIONS = {"cheetah_run": 100, "walker_walk": 21}
+ITERATIONS = {"cheetah_run": 100, "walker_walk": 31}
 EXPLORATION = {  # of the search agents while they collect
     "mean actions": ["agent.collect=mean"],
     "std 0.1": ["agent.policy.initial_log_std=-2.3"],
@@ -52,6 +53,7 @@ ONE_AT_A_TIME = {
 class Job:
     """One run of `pbrl.train`."""
 
+    study: str  # which table it belongs to
     env: str
     agent: str
     name: str
@@ -65,33 +67,34 @@ class Job:
         return root / self.env / self.agent / self.name / f"seed_{self.seed}"
 
 
-def factorial(env: str, agent: str) -> Iterator[Job]:
-    """Two bits choose the exploration and one the gain; the others are bits or sums of bits.
+def factorial(env: str, agents: list[str]) -> Iterator[Job]:
+    """Two bits choose the exploration, one the gain and one the start; the others are sums of bits.
 
-    16 runs on the cheetah; 8 on the walker, whose physics is seven times as dear.
+    The last is which of two agents it is or, where there is but ZPG, its M.
     """
-    whole = env == "cheetah_run"
-    for n, (a, b, c, *more) in enumerate(itertools.product((0, 1), repeat=4 if whole else 3)):
-        d = more[0] if whole else a ^ c
+    for n, (a, b, c, d) in enumerate(itertools.product((0, 1), repeat=4)):
         exploration = list(EXPLORATION)[2 * a + b]
-        gain, common = ("0.01", "1.0")[c], ("false", "true")[d]
-        tau, experts = ("1", "20")[a ^ c ^ d if whole else b ^ c], ("10", "1")[b ^ c ^ d if whole else a ^ b ^ c]
+        gain, common, tau = ("0.01", "1.0")[c], ("false", "true")[d], ("1", "20")[a ^ c ^ d]
         levels = {"exploration": exploration, "output gain": gain, "common start": common, "tau": tau}
         overrides = [f"agent.policy.output_gain={gain}", f"agent.common_start={common}", f"oracle.tau={tau}"]
-        if agent == "zpg":
-            levels["M"] = experts
-            overrides.append(f"agent.experts={experts}")
+        agent = agents[(b ^ c ^ d) % len(agents)]
+        if len(agents) > 1:
+            levels["agent"] = agent
+        elif agent == "zpg":
+            levels["M"] = ("10", "1")[b ^ c ^ d]
+            overrides.append(f"agent.experts={levels['M']}")
         overrides += EXPLORATION[exploration]
-        yield Job(env, agent, f"f{n:02d}", n, ITERATIONS[env], overrides, levels)
+        yield Job(f"{' and '.join(agents)} on {env}", env, agent, f"f{n:02d}", n, ITERATIONS[env], overrides, levels)
 
 
 def jobs() -> Iterator[Job]:
     """All runs."""
-    for env, agent in itertools.product(ITERATIONS, ("ncrs", "zpg")):
-        yield from factorial(env, agent)
+    yield from factorial("cheetah_run", ["ncrs"])
+    yield from factorial("cheetah_run", ["zpg"])
+    yield from factorial("walker_walk", ["ncrs", "zpg"])
     for agent, variants in ONE_AT_A_TIME.items():
         for seed, (name, overrides) in itertools.product(range(2), variants.items()):
-            yield Job("cheetah_run", agent, name, seed, 41, overrides)
+            yield Job(f"{agent} on cheetah_run", "cheetah_run", agent, name, seed, 41, overrides)
 
 
 def run(job: Job, root: Path) -> None:
@@ -170,9 +173,9 @@ def table(root: Path) -> None:
         for job, value in everything:
             writer.writerow([job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides), value])
     there = [(job, value) for job, value in everything if np.isfinite(value)]
-    for (env, agent), group in itertools.groupby(there, key=lambda each: (each[0].env, each[0].agent)):
+    for study, group in itertools.groupby(there, key=lambda each: each[0].study):
         results = list(group)
-        print(f"\n### {agent} on {env}: {len(results)} runs of {results[0][0].iterations} iterations\n")
+        print(f"\n### {study}: {len(results)} runs of {results[0][0].iterations} iterations\n")
         if results[0][0].levels:
             print(markdown(list(main_effects(results))))
             continue

@@ -120,6 +120,7 @@ def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
     return finetune_problem.build(
         model=OmegaConf.to_container(cfg.model, resolve=True),  # type: ignore[arg-type]
         task=OmegaConf.to_container(cfg.task, resolve=True),  # type: ignore[arg-type]
+        head_examples=cfg.head_examples,
         batch_size=cfg.batch_size,
         evaluation_batch_size=cfg.evaluation.batch_size,
         cache_gib=cfg.cache_gib,
@@ -131,14 +132,21 @@ def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
 
 def check(cfg: DictConfig) -> None:
     """Refuse settings that make no sense, by name."""
-    for name in ("iterations", "batch_size", "checkpoint_every", "evaluation.every", "evaluation.batch_size"):
+    for name in (
+        "iterations",
+        "head_examples",
+        "batch_size",
+        "checkpoint_every",
+        "evaluation.every",
+        "evaluation.batch_size",
+    ):
         value = OmegaConf.select(cfg, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
     if cfg.target not in (None, "sgd") and not (isinstance(cfg.target, float) and 0 < cfg.target < 1):
         raise ConfigurationError(f"target must be null, sgd, or an accuracy between 0 and 1, not {cfg.target!r}")
     check_node(OmegaConf.to_container(cfg.method, resolve=True), "method")
-    for group, loader in (("model", "pbrl.language.load"), ("task", "pbrl.paraphrases.load")):
+    for group, loader in (("model", "pbrl.pretrained.load"), ("task", "pbrl.paraphrases.load")):
         node: dict[str, Any] = OmegaConf.to_container(cfg[group], resolve=True)  # type: ignore[assignment]
         rest = {key: value for key, value in node.items() if key not in ("tuned_layers", "tune_embeddings")}
         check_node({"_target_": loader, **rest}, group)
@@ -200,7 +208,7 @@ def go_on(run: Run, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -
                 record.write(metrics)
                 bar.update()
                 if "accuracy" in metrics:
-                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {run.best:.3f}")
+                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {run.best:.3f}", refresh=False)
                 if signals:
                     break
                 if (iteration + 1) % cfg.checkpoint_every == 0:

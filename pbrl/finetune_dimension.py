@@ -10,6 +10,7 @@ already are not measured again.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ def best_in_subspace(problem: Problem, cfg: DictConfig, dimension: int, seed: in
         loss=problem.loss,
         batches=problem.batches(seed * cfg.iterations),
         accuracy=problem.accuracy,
-        optimizer=partial(torch.optim.Adam, lr=cfg.learning_rate),
+        optimizer=partial(torch.optim.Adam, lr=cfg.learning_rate / math.sqrt(dimension)),
         iterations=cfg.iterations,
         evaluate_every=cfg.evaluation.every,
         progress=progress,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pbrl import language, paraphrases
-from pbrl.language import Batch, LanguageModel, Reader, Tokens
+from pbrl import language, paraphrases, pretrained
+from pbrl.language import Batch, Cosine, LanguageModel, Reader, States, Tokens
 from pbrl.paraphrases import Data, Example
 from pbrl.types import Float32
 
@@ -29,7 +29,8 @@ class Problem:
     """A model before its data.
 
     What is below the first tuned layer never changes. Its output for every example is computed once and kept on disk,
-    for all runs that share it, if it takes no more than `cache_gib`; else it is computed for each minibatch.
+    for all runs that share it, if it takes no more than `cache_gib`; else it is computed for each minibatch. Where only
+    the head is tuned, that is just the states which the head reads.
     """
 
     model: LanguageModel
@@ -43,6 +44,7 @@ class Problem:
         *,
         tuned_layers: int,
         tune_embeddings: bool,
+        head_examples: int,  # by which a head on cosines begins
         batch_size: int,
         evaluation_batch_size: int,
         cache_gib: float,
@@ -55,28 +57,41 @@ class Problem:
         self.batch_size, self.seed = batch_size, seed
         if batch_size > len(data.training):
             raise paraphrases.DataError(f"batch_size={batch_size} is more than the {len(data.training)} to train on")
-        self._training = _Encoded(reader, data.training)
-        self._validation = _Encoded(reader, data.validation)
-        self._rows = language.by_length(self._validation.tokens, evaluation_batch_size)
+        rows = model.read if model.first_tuned == len(model.layers) else None
+        self._training = _Encoded(reader, data.training, rows)
+        self._validation = _Encoded(reader, data.validation, rows)
+        self._order = language.by_length(self._validation.tokens, evaluation_batch_size)
         width = int(model.layers[0].output.dense.out_features)  # type: ignore[union-attr,arg-type]
         needed = sum(part.ends[-1] for part in (self._training, self._validation)) * width * 4  # bytes
         self.cached = not tune_embeddings and needed <= cache_gib * GIB
         if self.cached:
             for part in (self._training, self._validation):
-                part.hidden = self._lower_of(part, width, evaluation_batch_size, Path(cache_folder))
+                part.known = self._lower_of(part, width, evaluation_batch_size, Path(cache_folder))
+        if isinstance(model.head, Cosine):
+            self._fit(model.head, min(head_examples, len(data.training)), evaluation_batch_size)
 
-    def batch(self, iteration: int) -> Batch:
+    @torch.inference_mode()
+    def _fit(self, head: Cosine, examples: int, size: int) -> None:
+        """Let the head begin with what the states tell of the first examples."""
+        batches = [
+            self._gather(self._training, np.arange(begin, min(begin + size, examples)))
+            for begin in range(0, examples, size)
+        ]
+        states = [b.states if isinstance(b, States) else self.model.states(b) for b in batches]
+        head.fit(torch.cat(states), torch.cat([batch.labels for batch in batches]))
+
+    def batch(self, iteration: int) -> Batch | States:
         """The minibatch of an iteration: drawn without replacement, from the seed and the iteration alone."""
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, iteration]))
         return self._gather(self._training, rng.choice(len(self._training.tokens), self.batch_size, replace=False))
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
+    def batches(self, start: int = 0) -> Iterator[Batch | States]:
         """The minibatches from an iteration on, without end."""
         while True:
             yield self.batch(start)
             start += 1
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch | States) -> Tensor:
         """f_B, a scalar that can be differentiated."""
         return self.model.loss(batch)
 
@@ -88,7 +103,7 @@ class Problem:
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean cross-entropy on the validation set."""
         right = loss = 0.0
-        for rows in self._rows:
+        for rows in self._order:
             batch = self._gather(self._validation, rows)
             scores = self.model(batch)
             right += float((scores.argmax(1) == batch.labels).sum())
@@ -96,27 +111,36 @@ class Problem:
         return right / len(self._validation.tokens), loss / len(self._validation.tokens)
 
     @torch.no_grad()
-    def _gather(self, part: _Encoded, rows: Sequence[int] | np.ndarray[Any, Any]) -> Batch:
-        hidden = None if part.hidden is None else [torch.tensor(part.hidden[part.span(i)]) for i in rows]
-        batch = language.pad([part.tokens[i] for i in rows], part.labels[torch.as_tensor(rows)], hidden)
+    def _gather(self, part: _Encoded, rows: np.ndarray[Any, Any]) -> Batch | States:
+        labels = part.labels[torch.as_tensor(rows)]
+        if part.known is not None and part.rows is not None:
+            states = torch.from_numpy(part.known.reshape(len(part.tokens), part.rows, -1)[rows])
+            return States(states.to(self.device), labels.to(self.device))
+        hidden = None if part.known is None else [torch.tensor(part.known[part.span(i)]) for i in rows]
+        batch = language.pad([part.tokens[i] for i in rows], labels, hidden)
         batch = Batch(*(None if each is None else each.to(self.device) for each in batch))  # type: ignore[arg-type]
         if batch.hidden is None and not self.model.embeddings_tuned:  # both evaluations of an iteration share it
             batch = batch._replace(hidden=self.model.lower(batch.ids, batch.types, batch.attend))
         return batch
 
+    @torch.no_grad()
     def _lower_of(self, part: _Encoded, width: int, size: int, folder: Path) -> Float32:
-        """The lower part's output for all examples, [tokens, width], in a file that all runs share."""
+        """The lower part's output for all examples, [rows, width], in a file that all runs share."""
         path = folder / f"{self._digest(part)}.npy"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
-            hidden = np.lib.format.open_memmap(unfinished, "w+", np.float32, (int(part.ends[-1]), width))
+            known = np.lib.format.open_memmap(unfinished, "w+", np.float32, (int(part.ends[-1]), width))
             for rows in tqdm(language.by_length(part.tokens, size), desc="what is not tuned, once", leave=False):
-                for i, states in zip(rows, self._gather(part, rows).hidden.cpu().numpy(), strict=True):  # type: ignore[union-attr]
-                    hidden[part.span(i)] = states[: len(part.tokens[i].ids)]
-            hidden.flush()
+                batch = self._gather(part, rows)
+                assert isinstance(batch, Batch)
+                output = batch.hidden if part.rows is None else self.model.states(batch)
+                for i, states in zip(rows, output.cpu().numpy(), strict=True):  # type: ignore[union-attr]
+                    span = part.span(i)
+                    known[span] = states[: span.stop - span.start]
+            known.flush()
             unfinished.replace(path)
-        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+        return np.load(path, mmap_mode="r" if part.rows is None else None)  # type: ignore[no-any-return]
 
     def _digest(self, part: _Encoded) -> str:
         """Of all that the lower part's output depends on."""
@@ -126,27 +150,31 @@ class Problem:
             digest.update(tensor.cpu().numpy().tobytes())
         for tokens in part.tokens:
             digest.update(tokens.ids.numpy().tobytes() + tokens.types.numpy().tobytes())
+            if part.rows is not None:  # and where the head reads
+                digest.update(tokens.sentence.numpy().tobytes() if part.rows == 2 else tokens.place.to_bytes(4))
         return digest.hexdigest()[:32]
 
 
 class _Encoded:
-    """Examples as the model reads them."""
+    """Examples as the model reads them, and what its lower part makes of them."""
 
-    def __init__(self, reader: Callable[[Example], Tokens], examples: Sequence[Example]) -> None:
+    def __init__(self, reader: Callable[[Example], Tokens], examples: Sequence[Example], rows: int | None) -> None:
         self.tokens = [reader(example) for example in examples]
         self.labels = torch.tensor([example.label for example in examples])
-        self.ends = np.cumsum([len(each.ids) for each in self.tokens])
-        self.hidden: Float32 | None = None  # [tokens, width] one example after the other, where it is known
+        self.rows = rows  # of each example in `known`: as many as the head reads; None: one for each token
+        self.ends = np.cumsum([rows or len(each.ids) for each in self.tokens])
+        self.known: Float32 | None = None  # [rows, width] one example after the other
 
     def span(self, i: int) -> slice:
         """The rows of an example."""
-        return slice(int(self.ends[i]) - len(self.tokens[i].ids), int(self.ends[i]))
+        return slice(int(self.ends[i]) - (self.rows or len(self.tokens[i].ids)), int(self.ends[i]))
 
 
 def build(
     *,
     model: Mapping[str, Any],
     task: Mapping[str, Any],
+    head_examples: int,
     batch_size: int,
     evaluation_batch_size: int,
     cache_gib: float,
@@ -161,13 +189,14 @@ def build(
     """
     weights, order = np.random.SeedSequence(seed).generate_state(2)
     tuned = {"tuned_layers": model["tuned_layers"], "tune_embeddings": model["tune_embeddings"]}
-    loaded, reader = language.load(**{k: v for k, v in model.items() if k not in tuned}, seed=int(weights))
+    loaded, reader = pretrained.load(**{k: v for k, v in model.items() if k not in tuned}, seed=int(weights))
     data = paraphrases.load(**task, rng=np.random.default_rng(0))
     return Problem(
         loaded,
         reader,
         data,
         **tuned,
+        head_examples=head_examples,
         batch_size=batch_size,
         evaluation_batch_size=evaluation_batch_size,
         cache_gib=cache_gib,

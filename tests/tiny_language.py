@@ -68,14 +68,16 @@ def problem(folder: Path, **changes: Any) -> finetune_problem.Problem:
         write_data(folder / "data.tsv")
     model: dict[str, Any] = {
         "name": "tiny", "source": "hub:none", "path": str(folder / "model"), "layers": 3, "new_layers": 0,
-        "tuned_layers": 3, "tune_embeddings": False, "template": None, "words": None, "max_tokens": 32,
+        "tuned_layers": 3, "tune_embeddings": False, "head": "linear", "template": None, "words": None,
+        "max_tokens": 32,
     }  # fmt: skip
     task: dict[str, Any] = {
         "name": "mrpc", "path": str(folder / "data.tsv"), "hub_name": "", "hub_configuration": "", "share": 1.0,
         "validation": 12, "malformed": "error",
     }  # fmt: skip
     rest: dict[str, Any] = {
-        "batch_size": 8, "evaluation_batch_size": 5, "cache_gib": 1.0, "cache_folder": str(folder / "cache"),
+        "head_examples": 32, "batch_size": 8, "evaluation_batch_size": 5, "cache_gib": 1.0,
+        "cache_folder": str(folder / "cache"),
         "device": "cpu", "seed": 0,
     }  # fmt: skip
     for part in (model, task, rest):
