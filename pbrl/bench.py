@@ -236,7 +236,8 @@ def main(cfg: DictConfig) -> None:
             table.add_row(task, what, f"{speed:,.0f}", f"{of_limit:.2f}", f"{behind:.2f}x")
         table.add_section()
         write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
-    Console().print(table)
+    if cfg.tasks:
+        Console().print(table)
     iterations = measure(cfg, cfg.agents)
     write(output / "agents.csv", iterations)
     table = Table(title=f"one iteration of {cfg.trajectories} trajectories on {cfg.agents_task} (medians)")
@@ -246,7 +247,7 @@ def main(cfg: DictConfig) -> None:
         parts = [f"{row[f'seconds_{part}']:.3f}" for part in PARTS]
         table.add_row(row["agent"], *parts, f"{row['ratio_to_collection']:.2f}")
     Console().print(table)
-    print(f"written to {output}: simulator.csv, agents.csv")
+    print(f"written to {output}: {'simulator.csv, ' if cfg.tasks else ''}agents.csv")
     teacher = instantiate(cfg.oracle, rng=np.random.default_rng(0))
     reading, comparing = seconds(teacher, rng=np.random.default_rng(1), repeats=cfg.alternations, **cfg.comparisons)
     print(

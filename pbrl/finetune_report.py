@@ -1,17 +1,16 @@
-"""What the fine-tuning experiment found: tables in the terminal and as CSV, the paper's figure, and the sweeps.
+"""What the fine-tuning experiment found: the paper's figure, its numbers, the sweeps, and one HTML page.
 
     python -m pbrl.finetune_report runs_finetune
 
 For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
 and, of the runs with a target, the iterations until SGD's accuracy was exceeded. A run that spent its iterations before
 that is censored: the table counts it apart, and in the figure it stands with all its iterations, as a lower bound.
-Tables and figures go to <folder>/report.
+All goes to <folder>/report, in the same forms as `pbrl.report` has them.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 from collections import defaultdict
@@ -21,14 +20,18 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from pbrl.d90 import D90
 from pbrl.finetune_dimension import read_off
 from pbrl.finetune_runs import Hyperparameters, Run, find, losses
-from pbrl.ridge_report import panels, save
+from pbrl.report import page
+from pbrl.report.figures import styles
+from pbrl.report.files import Output, file_name
+from pbrl.report.tables import Table
+from pbrl.ridge_report import panels
 from pbrl.types import Float64
 
 RESAMPLES = 2000  # of the bootstrap of d90
@@ -106,37 +109,41 @@ def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Swe
     )
 
 
-def show(cells: Sequence[Cell]) -> Table:
-    """The table for people."""
-    table = Table(title="iterations to SGD's best accuracy (mean, 95 % interval)")
-    for column in (
-        "setting",
-        "d90 (of the gain)",
-        "method",
-        "lr",
-        "mu",
-        "target",
-        "iterations",
-        "best accuracy",
-        "runs",
-    ):
-        table.add_column(column)
+def table(cells: Sequence[Cell]) -> Table:
+    """One line for each setting and method."""
+    columns = ["setting", "method", "d90 of the gain", "lr", "mu", "target", "iterations", "best accuracy", "runs"]
+    made = Table("finetune", "Iterations to SGD's best accuracy: mean (95 % interval)", columns, keys=2)
     for cell in cells:
         lr, mu = cell.chosen
-        accuracy = interval(cell.best)
-        dimension = "-" if cell.dimension is None else f"{cell.dimension[0]} ({cell.dimension[1]})"
-        table.add_row(
+        best, low, high = interval(cell.best)
+        made.rows.append([
             f"{cell.task}/{cell.setting}",
-            dimension,
             cell.method,
+            "-" if cell.dimension is None else str(cell.dimension[1]),
             f"{lr:g}",
             "-" if mu is None else f"{mu:g}",
             f"{cell.target:.3f}",
             in_words(cell),
-            f"{accuracy[0]:.3f}" + ("" if math.isnan(accuracy[1]) else f" ({accuracy[1]:.3f} to {accuracy[2]:.3f})"),
+            f"{best:.3f}" + ("" if math.isnan(low) else f" ({low:.3f} to {high:.3f})"),
             str(len(cell.iterations)),
-        )
-    return table
+        ])  # fmt: skip
+        made.records.append(record(cell))
+    return made
+
+
+def record(cell: Cell) -> dict[str, object]:
+    """The numbers of a line."""
+    arrived = cell.iterations[np.isfinite(cell.iterations)]
+    mean, low, high = interval(arrived) if len(arrived) else (math.nan,) * 3
+    none = (math.nan,) * 3
+    accuracy, gain = [(d.value, d.low, d.high) for d in cell.dimension] if cell.dimension else (none, none)
+    return {
+        "task": cell.task, "setting": cell.setting, "method": cell.method, "lr": cell.chosen[0], "mu": cell.chosen[1],
+        "target": cell.target, "runs": len(cell.iterations), "censored": cell.censored, "budget": cell.budget,
+        "iterations": mean, "low": low, "high": high, "best_accuracy": float(cell.best.mean()),
+        "majority": cell.majority, "d90": accuracy[0], "d90_gain": gain[0], "d90_gain_low": gain[1],
+        "d90_gain_high": gain[2],
+    }  # fmt: skip
 
 
 def in_words(cell: Cell) -> str:
@@ -149,47 +156,50 @@ def in_words(cell: Cell) -> str:
     return words + (f", and {cell.censored} of {runs} runs not within {cell.budget}" if cell.censored else "")
 
 
-def write_csv(cells: Sequence[Cell], path: Path) -> None:
-    """One line for each setting and method."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = "task setting method lr mu target runs censored budget iterations low high best_accuracy majority"
-        writer.writerow([*names.split(), "d90", "d90_gain"])
-        for cell in cells:
-            arrived = cell.iterations[np.isfinite(cell.iterations)]
-            taken = interval(arrived) if len(arrived) else (math.nan,) * 3
-            dimension = [d.value for d in cell.dimension] if cell.dimension else [math.nan, math.nan]
-            counts = [len(cell.iterations), cell.censored, cell.budget]
-            values = [*cell.chosen, cell.target, *counts, *taken, float(cell.best.mean()), cell.majority, *dimension]
-            writer.writerow([cell.task, cell.setting, cell.method, *values])
+def taken(cell: Cell) -> Float64:
+    """The iterations of each run [runs]; a censored one's budget, which is a lower bound."""
+    return np.where(np.isnan(cell.iterations), cell.budget, cell.iterations)
 
 
-def draw_dimensions(cells: Sequence[Cell], path: Path) -> bool:
+def trends(cells: Sequence[Cell]) -> list[str]:
+    """For each method: the exponent with which its iterations grow with k, by least squares over the settings."""
+    said = []
+    for method in sorted({cell.method for cell in cells} - {"sgd"}):
+        placed = [cell for cell in cells if cell.method == method and math.isfinite(_place(cell))]
+        k = np.log([_place(cell) for cell in placed])
+        if len(set(k)) < 3:
+            continue
+        fit = stats.linregress(k, np.log([taken(cell).mean() for cell in placed]))
+        half = float(stats.t.ppf(0.975, len(k) - 2)) * fit.stderr
+        censored = sum(cell.censored for cell in placed)
+        bound = f"; {censored} of {sum(len(c.iterations) for c in placed)} runs are censored" if censored else ""
+        said.append(
+            f"{method}: iterations ~ k^{fit.slope:.2f} (95 % interval {fit.slope - half:.2f} to "
+            f"{fit.slope + half:.2f}, {len(k)} settings{bound}); the theory says k^1"
+        )
+    return said
+
+
+def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
     """The paper's figure: iterations to SGD's accuracy against d90, a line for each method, 95 % bands.
 
     Settings whose d90 is not a number within its grid have no place in it. Censored runs count as their whole budget,
     so that a hollow point is a lower bound.
     """
     figure, (axis,) = panels(1)
-    drawn = False
-    for style, method in enumerate(sorted({cell.method for cell in cells})):
-        placed = [(_place(cell), cell) for cell in cells if cell.method == method]
-        points = sorted([(k, cell) for k, cell in placed if math.isfinite(k)], key=lambda point: point[0])
-        if not points:
-            continue
-        k = [place for place, _ in points]
-        filled = [np.where(np.isnan(cell.iterations), cell.budget, cell.iterations) for _, cell in points]
-        mean, low, high = np.array([interval(values) for values in filled]).T
-        axis.plot(k, mean, "-", color=f"C{style}", label=method)
-        axis.fill_between(k, np.maximum(low, 1), high, color=f"C{style}", alpha=0.2)
-        for (place, cell), value in zip(points, mean, strict=True):
-            axis.plot(place, value, "o", color=f"C{style}", mfc="none" if cell.censored else None)
-        drawn = True
+    placed = [cell for cell in cells if math.isfinite(_place(cell))]
+    for method, look in styles(sorted({cell.method for cell in placed})).items():
+        points = sorted((cell for cell in placed if cell.method == method), key=_place)
+        k = [_place(cell) for cell in points]
+        mean, low, high = np.array([interval(taken(cell)) for cell in points]).T
+        axis.plot(k, mean, label=method, **look)
+        axis.fill_between(k, np.maximum(low, 1), high, color=look["color"], alpha=0.2)
+        for place, cell, value in zip(k, points, mean, strict=True):
+            axis.plot(place, value, "o", color=look["color"], mfc="none" if cell.censored else None)
     axis.set(xscale="log", yscale="log", xlabel="intrinsic dimension k = d90", ylabel="iterations to SGD's accuracy")
-    if drawn:
+    if placed:
         axis.legend(title="hollow: some runs censored")
-        save(figure, path)
-    return drawn
+    return figure if placed else None
 
 
 def _place(cell: Cell) -> float:
@@ -197,9 +207,9 @@ def _place(cell: Cell) -> float:
     return cell.dimension[1].value if cell.dimension else math.nan
 
 
-def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep], folder: Path) -> list[Path]:
+def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep]) -> dict[str, Figure]:
     """For each setting: lowest validation loss against lr, and over lr and mu for those who have a radius."""
-    written = []
+    drawn = {}
     for task, setting in sorted({key[:2] for key in sweeps}):
         here = {key[2]: sweep for key, sweep in sweeps.items() if key[:2] == (task, setting) and len(sweep) > 1}
         if not here:
@@ -216,10 +226,8 @@ def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep], folder: Path) -> l
             axes[0].legend()
         for axis, (method, sweep) in zip(axes[bool(flat) :], deep.items(), strict=True):
             _heat_map(axis, method, sweep)
-        path = folder / f"sweep_{task}_{setting}"
-        save(figure, path)
-        written.append(path.with_suffix(".png"))
-    return written
+        drawn[file_name("sweep", task, setting)] = figure
+    return drawn
 
 
 def _heat_map(axis: Axes, method: str, sweep: Sweep) -> None:
@@ -239,22 +247,34 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def main() -> None:
-    """Read, print and draw."""
-    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune_report", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune"))
-    root = parser.parse_args().folder
+def report(root: Path) -> None:
+    """Read the runs in a folder, say all about them, and write it to its folder `report`."""
     cells, sweeps = collect(root) if root.is_dir() else ([], {})
     if not sweeps:
         raise SystemExit(f"pbrl.finetune_report: {root} has no runs of pbrl.finetune")
-    folder = root / "report"
-    folder.mkdir(exist_ok=True)
-    Console().print(show(cells))
-    write_csv(cells, folder / "table.csv")
-    written = draw_sweeps(sweeps, folder)
-    if draw_dimensions(cells, folder / "intrinsic_dimension"):
-        written.append(folder / "intrinsic_dimension.png")
-    print(f"In {folder}: table.csv, {', '.join(path.name for path in written)}")
+    output = Output(root / "report", Console(width=None if Console().is_terminal else 160))
+    found = output.table(table(cells), show=True)
+    for trend in trends(cells):
+        output.say(trend)
+        found += page.paragraph(trend)
+    if figure := draw_dimensions(cells):
+        found += output.figure("intrinsic_dimension", figure, "Censored runs count as their whole budget.")
+    output.write_csv()
+    tuning = "".join(output.figure(name, figure, "") for name, figure in draw_sweeps(sweeps).items())
+    sections = {"Iterations and intrinsic dimension": found, "Sweeps": tuning}
+    written = page.page("pbrl: fine-tuning by comparisons", "", sections)
+    (output.folder / "index.html").write_text(written, encoding="utf-8")
+    output.say(f"The page is {output.folder / 'index.html'}; figures and tables are beside it.", "bold")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune_report", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune"))
+    try:
+        report(parser.parse_args().folder)
+    except OSError as error:
+        raise SystemExit(f"pbrl.finetune_report: {error.strerror}: {error.filename}") from None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from pbrl import checkpoint, finetune_report
-from pbrl.finetune_report import collect, in_words
+from pbrl.d90 import D90
+from pbrl.finetune_report import Cell, collect, in_words, trends
 from pbrl.finetune_runs import best_settings, target_of_sgd
 from pbrl.record import Record
 
@@ -78,12 +79,31 @@ def test_iterations_are_counted_and_censored_runs_are_said(root: Path) -> None:
 def test_the_command_writes_table_and_figures(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["report", str(root)])
     finetune_report.main()
-    rows = list(csv.DictReader((root / "report" / "table.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((root / "report" / "tables" / "finetune.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["mezo", "ncrs", "rsgf", "sgd"]
     assert (rows[1]["censored"], rows[1]["majority"]) == ("1", "0.675")
     # the gain's target is 0.675 + 0.9 * 0.135 = 0.7965, between 0.755 at 64 and 0.8 at 256, on a scale of logarithms
     assert float(rows[0]["d90_gain"]) == pytest.approx(64 * 4 ** ((0.7965 - 0.755) / 0.045))
-    assert {path.name for path in (root / "report").glob("*.png")} == {"intrinsic_dimension.png", "sweep_mrpc_a.png"}
+    names = {path.name for path in (root / "report" / "figures").glob("*.png")}
+    assert names == {"intrinsic_dimension.png", "sweep_mrpc_a.png"}
+    page = (root / "report" / "index.html").read_text()
+    assert page.count("<img") == 2
+    assert "20, and 1 of 2 runs not within 20" in page
+
+
+def test_the_trend_is_the_exponent_and_says_what_is_censored() -> None:
+    def cell(k: float, iterations: list[float], method: str = "ncrs") -> Cell:
+        d90 = D90(k, k / 2, 2 * k, smallest=1, largest=1000)
+        values = np.array(iterations)
+        return Cell("mrpc", "a", method, (1.0, None), 0.8, values, 900, values, 0.6, (d90, d90))
+
+    (said,) = trends([cell(k, [3 * k**2] * 2) for k in (2, 4, 8, 16)] + [cell(2, [1], "sgd")])
+    assert said.startswith("ncrs: iterations ~ k^2.00 (95 % interval 2.00 to 2.00, 4 settings)")
+    (said,) = trends([cell(k, [100 * k, math.nan]) for k in (1, 3, 9)])  # nan counts as 900
+    expected = np.polyfit(np.log([1, 3, 9]), np.log([500, 600, 900]), 1)[0]
+    assert f"k^{expected:.2f}" in said
+    assert "3 of 6 runs are censored" in said
+    assert trends([cell(2, [5]), cell(math.inf, [9]), cell(4, [5])]) == []  # a d90 beyond its grid is no place
 
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
