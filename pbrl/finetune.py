@@ -117,8 +117,9 @@ class Run:
 
 def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
     """The setting of a configuration: a model, what of it is tuned, its minibatches and its validation set."""
+    model: dict[str, Any] = OmegaConf.to_container(cfg.model, resolve=True)  # type: ignore[assignment]
     return finetune_problem.build(
-        model=OmegaConf.to_container(cfg.model, resolve=True),  # type: ignore[arg-type]
+        model={key: value for key, value in model.items() if key != "batch_size"},
         task=OmegaConf.to_container(cfg.task, resolve=True),  # type: ignore[arg-type]
         head_examples=cfg.head_examples,
         batch_size=cfg.batch_size,
@@ -148,7 +149,9 @@ def check(cfg: DictConfig) -> None:
     check_node(OmegaConf.to_container(cfg.method, resolve=True), "method")
     for group, loader in (("model", "pbrl.pretrained.load"), ("task", "pbrl.paraphrases.load")):
         node: dict[str, Any] = OmegaConf.to_container(cfg[group], resolve=True)  # type: ignore[assignment]
-        rest = {key: value for key, value in node.items() if key not in ("tuned_layers", "tune_embeddings")}
+        rest = {
+            key: value for key, value in node.items() if key not in ("tuned_layers", "tune_embeddings", "batch_size")
+        }
         check_node({"_target_": loader, **rest}, group)
 
 
