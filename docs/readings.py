@@ -94,7 +94,8 @@ def jobs() -> Iterator[Job]:
     yield from factorial("walker_walk", ["ncrs", "zpg"])
     for agent, variants in ONE_AT_A_TIME.items():
         for seed, (name, overrides) in itertools.product(range(2), variants.items()):
-            yield Job(f"{agent} on cheetah_run", "cheetah_run", agent, name, seed, 41, overrides)
+            iterations = {"dpo": 41, "ppo_rlhf": 31}[agent]
+            yield Job(f"{agent} on cheetah_run", "cheetah_run", agent, name, seed, iterations, overrides)
 
 
 def run(job: Job, root: Path) -> None:
@@ -116,13 +117,17 @@ def run(job: Job, root: Path) -> None:
     print(folder, "done" if done.returncode == 0 else done.stderr[-500:], flush=True)
 
 
-def final(job: Job, root: Path) -> float:
-    """The mean of the last two evaluations of the incumbent; NaN if the run is not there."""
+def final(job: Job, root: Path) -> tuple[float, float]:
+    """The mean of the last two evaluations of the incumbent, and of the last five iterations' collected returns.
+
+    NaN if the run is not there.
+    """
     path = job.folder(root) / "metrics.jsonl"
     if not path.exists():
-        return float("nan")
-    evaluations = columns(read(path))["eval_return"]
-    return float(evaluations[np.isfinite(evaluations)][-2:].mean())
+        return float("nan"), float("nan")
+    metrics = columns(read(path))
+    evaluations = metrics["eval_return"]
+    return float(evaluations[np.isfinite(evaluations)][-2:].mean()), float(metrics["return_mean"][-5:].mean())
 
 
 def main_effects(results: list[tuple[Job, float]]) -> Iterator[dict[str, str]]:
@@ -169,23 +174,26 @@ def table(root: Path) -> None:
     everything = [(job, final(job, root)) for job in jobs()]
     with (root / "readings.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["env", "agent", "name", "seed", "iterations", "overrides", "evaluation"])
-        for job, value in everything:
-            writer.writerow([job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides), value])
-    there = [(job, value) for job, value in everything if np.isfinite(value)]
+        writer.writerow(["env", "agent", "name", "seed", "iterations", "overrides", "evaluation", "collected"])
+        for job, values in everything:
+            writer.writerow([job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides), *values])
+    there = [(job, values) for job, values in everything if np.isfinite(values[0])]
     for study, group in itertools.groupby(there, key=lambda each: each[0].study):
         results = list(group)
         print(f"\n### {study}: {len(results)} runs of {results[0][0].iterations} iterations\n")
         if results[0][0].levels:
-            print(markdown(list(main_effects(results))))
+            print(markdown(list(main_effects([(job, evaluated) for job, (evaluated, _) in results]))))
             continue
-        by_name: dict[str, list[float]] = {}
-        for job, value in results:
-            by_name.setdefault(job.name, []).append(value)
+        by_name: dict[str, list[tuple[float, float]]] = {}
+        for job, values in results:
+            by_name.setdefault(job.name, []).append(values)
         rows = []
-        for name, values in by_name.items():
-            each = ", ".join(f"{value:.0f}" for value in values)
-            rows.append({"variant": name, "each seed": each, "mean": f"{np.mean(values):.0f}"})
+        for name, seeds in by_name.items():
+            evaluated, collected = zip(*seeds, strict=True)
+            row = {"variant": name}
+            for kind, values in (("evaluated", evaluated), ("collected", collected)):
+                row |= {kind: ", ".join(f"{value:.0f}" for value in values), f"mean {kind}": f"{np.mean(values):.0f}"}
+            rows.append(row)
         print(markdown(rows))
 
 
