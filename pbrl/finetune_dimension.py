@@ -80,6 +80,7 @@ def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"majority": problem.data.majority, "full": [], "subspace": {}}
     if path.exists():
         found = json.loads(path.read_text())
+    found["size"] = sum(parameter.numel() for parameter in problem.tuned.values())  # D
     jobs = [(d, seed) for seed in range(cfg.seeds) for d in (None, *cfg.dimensions)]
     with tqdm(total=len(jobs) * cfg.iterations, desc=str(path.parent), unit="it", mininterval=0.5) as bar:
         for dimension, seed in jobs:
@@ -97,11 +98,17 @@ def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
                 results.append(best_in_full(problem, cfg, seed, progress))
             else:
                 results.append(best_in_subspace(problem, cfg, dimension, seed, progress))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".new")
-            unfinished.write_text(json.dumps(found, indent=2) + "\n")
-            unfinished.replace(path)
+            write(path, found)
+    write(path, found)
     return found
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """All of it, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(json.dumps(found, indent=2) + "\n")
+    unfinished.replace(path)
 
 
 def read_off(found: dict[str, Any], resamples: int) -> tuple[D90, D90]:

@@ -52,6 +52,7 @@ class Cell:
     best: Float64  # [runs] best accuracy
     majority: float  # what always the same answer gives; nan: not known
     dimension: tuple[D90, D90] | None  # d90 of the accuracy, and of its gain
+    size: float  # D, how many weights are tuned: no d90 is more; infinite: not known
 
     @property
     def censored(self) -> int:
@@ -106,6 +107,7 @@ def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Swe
         np.array([run.best_accuracy for run in measured]),
         found["majority"] if found else math.nan,
         read_off(found, RESAMPLES) if found else None,
+        found.get("size", math.inf) if found else math.inf,
     )
 
 
@@ -183,7 +185,7 @@ def trends(cells: Sequence[Cell]) -> list[str]:
 def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
     """The paper's figure: iterations to SGD's accuracy against d90, a line for each method, 95 % bands.
 
-    Settings whose d90 is not a number within its grid have no place in it. Censored runs count as their whole budget,
+    Settings of which k is not known have no place in it. Censored runs count as their whole budget,
     so that a hollow point is a lower bound.
     """
     figure, (axis,) = panels(1)
@@ -203,8 +205,8 @@ def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
 
 
 def _place(cell: Cell) -> float:
-    """The gain's d90 where there is one within its grid, nan elsewhere."""
-    return cell.dimension[1].value if cell.dimension else math.nan
+    """k: the gain's d90, or D if it is beyond its grid; nan or infinite where neither is known."""
+    return min(cell.dimension[1].value, cell.size) if cell.dimension else math.nan
 
 
 def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep]) -> dict[str, Figure]:

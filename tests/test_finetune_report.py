@@ -92,10 +92,10 @@ def test_the_command_writes_table_and_figures(root: Path, monkeypatch: pytest.Mo
 
 
 def test_the_trend_is_the_exponent_and_says_what_is_censored() -> None:
-    def cell(k: float, iterations: list[float], method: str = "ncrs") -> Cell:
+    def cell(k: float, iterations: list[float], method: str = "ncrs", size: float = math.inf) -> Cell:
         d90 = D90(k, k / 2, 2 * k, smallest=1, largest=1000)
         values = np.array(iterations)
-        return Cell("mrpc", "a", method, (1.0, None), 0.8, values, 900, values, 0.6, (d90, d90))
+        return Cell("mrpc", "a", method, (1.0, None), 0.8, values, 900, values, 0.6, (d90, d90), size)
 
     (said,) = trends([cell(k, [3 * k**2] * 2) for k in (2, 4, 8, 16)] + [cell(2, [1], "sgd")])
     assert said.startswith("ncrs: iterations ~ k^2.00 (95 % interval 2.00 to 2.00, 4 settings)")
@@ -104,6 +104,8 @@ def test_the_trend_is_the_exponent_and_says_what_is_censored() -> None:
     assert f"k^{expected:.2f}" in said
     assert "3 of 6 runs are censored" in said
     assert trends([cell(2, [5]), cell(math.inf, [9]), cell(4, [5])]) == []  # a d90 beyond its grid is no place
+    (said,) = trends([cell(2, [2]), cell(4, [4]), cell(math.inf, [8], size=8)])  # but never more than D
+    assert "k^1.00" in said
 
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def test_the_dimension_is_measured_once_and_kept(
 
     first = measure("[4,16]")
     assert first["majority"] == pytest.approx(7 / 12)
+    assert first["size"] == 32
     assert {d: len(runs) for d, runs in first["subspace"].items()} == {"4": 2, "16": 2}  # type: ignore[attr-defined]
     assert "d90 of the accuracy" in capsys.readouterr().out
     with monkeypatch.context() as patch:  # what is there is not measured again
