@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 from scipy import stats
 
@@ -69,6 +70,12 @@ def interval(values: Float64) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def counts(values: Float64) -> tuple[float, float, float]:
+    """As `interval`, of the logarithm of counts: a geometric mean, and ends that are never below 0."""
+    mean, low, high = np.exp(interval(np.log(values)))
+    return float(mean), float(low), float(high)
+
+
 def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
     """Everything that the runs in a folder say: cells of the table, and sweeps by task, setting and method."""
     groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
@@ -114,7 +121,7 @@ def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Swe
 def table(cells: Sequence[Cell]) -> Table:
     """One line for each setting and method."""
     columns = ["setting", "method", "d90 of the gain", "lr", "mu", "target", "iterations", "best accuracy", "runs"]
-    made = Table("finetune", "Iterations to SGD's best accuracy: mean (95 % interval)", columns, keys=2)
+    made = Table("finetune", "Iterations to SGD's best accuracy: geometric mean (95 % interval)", columns, keys=2)
     for cell in cells:
         lr, mu = cell.chosen
         best, low, high = interval(cell.best)
@@ -136,7 +143,7 @@ def table(cells: Sequence[Cell]) -> Table:
 def record(cell: Cell) -> dict[str, object]:
     """The numbers of a line."""
     arrived = cell.iterations[np.isfinite(cell.iterations)]
-    mean, low, high = interval(arrived) if len(arrived) else (math.nan,) * 3
+    mean, low, high = counts(arrived) if len(arrived) else (math.nan,) * 3
     none = (math.nan,) * 3
     accuracy, gain = [(d.value, d.low, d.high) for d in cell.dimension] if cell.dimension else (none, none)
     return {
@@ -153,7 +160,7 @@ def in_words(cell: Cell) -> str:
     runs = len(cell.iterations)
     if cell.censored == runs:
         return f"none of {runs} runs within {cell.budget}"
-    mean, low, high = interval(cell.iterations[np.isfinite(cell.iterations)])
+    mean, low, high = counts(cell.iterations[np.isfinite(cell.iterations)])
     words = f"{mean:.0f}" + ("" if math.isnan(low) else f" ({low:.0f} to {high:.0f})")
     return words + (f", and {cell.censored} of {runs} runs not within {cell.budget}" if cell.censored else "")
 
@@ -171,7 +178,7 @@ def trends(cells: Sequence[Cell]) -> list[str]:
         k = np.log([_place(cell) for cell in placed])
         if len(set(k)) < 3:
             continue
-        fit = stats.linregress(k, np.log([taken(cell).mean() for cell in placed]))
+        fit = stats.linregress(k, [np.log(taken(cell)).mean() for cell in placed])
         half = float(stats.t.ppf(0.975, len(k) - 2)) * fit.stderr
         censored = sum(cell.censored for cell in placed)
         bound = f"; {censored} of {sum(len(c.iterations) for c in placed)} runs are censored" if censored else ""
@@ -193,12 +200,15 @@ def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
     for method, look in styles(sorted({cell.method for cell in placed})).items():
         points = sorted((cell for cell in placed if cell.method == method), key=_place)
         k = [_place(cell) for cell in points]
-        mean, low, high = np.array([interval(taken(cell)) for cell in points]).T
+        mean, low, high = np.array([counts(taken(cell)) for cell in points]).T
         axis.plot(k, mean, label=method, **look)
-        axis.fill_between(k, np.maximum(low, 1), high, color=look["color"], alpha=0.2)
+        axis.fill_between(k, low, high, color=look["color"], alpha=0.2)
         for place, cell, value in zip(k, points, mean, strict=True):
             axis.plot(place, value, "o", color=look["color"], mfc="none" if cell.censored else None)
     axis.set(xscale="log", yscale="log", xlabel="intrinsic dimension k = d90", ylabel="iterations to SGD's accuracy")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     if placed:
         axis.legend(title="hollow: some runs censored")
     return figure if placed else None
