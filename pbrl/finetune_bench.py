@@ -45,7 +45,7 @@ def turn(problem: Problem, cfg: DictConfig, method: str) -> Callable[[int], None
                 float(problem.loss(batch))
 
         return look
-    with_method = compose("finetune", overrides=[f"method={method}"]).method
+    with_method = compose("finetune", overrides=[f"method={method}", f"lr={cfg.step}"]).method
     tuner = instantiate(
         with_method, parameters=problem.tuned, seed=cfg.seed, threads=cfg.threads or cores(), _convert_="all"
     )

@@ -38,8 +38,9 @@ def test_native_tasks_equal_dm_control_over_a_whole_episode(native_task: str, se
     obs = np.zeros((1, len(flatten(expected.observation))))
     reward, ended, diverged = np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_)
     worlds.observe(obs)
-    # Exact: the initial state is the same draw, and observations are read off the same physics.
-    np.testing.assert_array_equal(obs[0], flatten(expected.observation))
+    # The initial state is the same draw, and observations are read off the same physics. The last bit of a product of
+    # matrices depends on the processor that NumPy computes it on.
+    np.testing.assert_allclose(obs[0], flatten(expected.observation), rtol=0, atol=1e-14)
     spec, random = reference.action_spec(), np.random.default_rng(seed)
     steps = 0
     while not expected.last():
