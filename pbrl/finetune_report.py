@@ -210,7 +210,7 @@ def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
     if placed:
-        axis.legend(title="hollow: some runs censored")
+        figure.legend(title="hollow: some runs censored", loc="outside upper center", ncols=4)
     return figure if placed else None
 
 
