@@ -90,7 +90,7 @@ class PPO:
             device="cpu",
             _init_setup_model=False,
         )
-        # The spaces of pbrl.vector. The suite's actions are in [-1, 1], except LQR's, which are unbounded.
+        # The spaces of pbrl.simulation.vector. The suite's actions are in [-1, 1], except LQR's, which are unbounded.
         self.sb3.observation_space = Box(-np.inf, np.inf, (policy.obs_size,), np.float64)
         self.sb3.action_space = Box(-1.0, 1.0, (policy.act_size,), np.float64)
         self.sb3.n_envs = 1

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from pbrl.record import columns, read
+from pbrl.run.record import columns, read
 
 ITERATIONS = {"cheetah_run": 100, "walker_walk": 31}
 EXPLORATION = {  # of the search agents while they collect

@@ -12,7 +12,7 @@ import pyarrow as pa
 from oracles.oracle import Answers, Impressions
 from oracles.panel import Panel
 from oracles.teacher import Teacher
-from pbrl.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
 from pbrl.types import Float64
 
 

@@ -22,7 +22,7 @@ for _task in sorted(_path.stem for _path in (_home / "conf" / "env").glob("*.yam
     if f"pbrl/{_task}-v0" not in _gymnasium.registry:
         _gymnasium.register(
             f"pbrl/{_task}-v0",
-            entry_point="pbrl.vector:SingleEnv",
-            vector_entry_point="pbrl.vector:BatchedEnv",
+            entry_point="pbrl.simulation.vector:SingleEnv",
+            vector_entry_point="pbrl.simulation.vector:BatchedEnv",
             kwargs={"task": _task},
         )

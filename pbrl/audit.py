@@ -25,12 +25,12 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from oracles.oracle import Answers, Oracle, Reason
-from pbrl.preference_log import answers_of, read
+from pbrl.run.preference_log import answers_of, read
 from pbrl.types import Bool, Float64
 
 if TYPE_CHECKING:  # anything with its `collect` will do
     from pbrl.policy import GaussianPolicy
-    from pbrl.simulator import Simulator
+    from pbrl.simulation.simulator import Simulator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def audit_run(cfg: DictConfig) -> None:
 
 def audit_teacher(cfg: DictConfig, name: str) -> None:
     """Ask the configured teacher, called by its preset's name."""
-    from pbrl.simulator import Simulator  # the physics takes a while to import
+    from pbrl.simulation.simulator import Simulator  # the physics takes a while to import
 
     simulation, teaching, asking = np.random.SeedSequence(cfg.seed).spawn(3)
     simulator = Simulator(cfg.env.name, seed=simulation, steps=cfg.env.steps)
@@ -212,7 +212,7 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
     write(answers, Path("runs", "audit", cfg.env.name, name), title=title, bins=cfg.bins)
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="audit")
+@hydra.main(config_path="pkg://conf", config_name="audit")
 def main(cfg: DictConfig) -> None:
     """Audit a run if one is named, a teacher otherwise."""
     if cfg.run is not None:

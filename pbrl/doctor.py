@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pbrl import gl
+from pbrl.simulation import gl
 
 Status = Literal["ok", "warning", "problem"]
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -143,7 +143,7 @@ def cores() -> Iterator[Finding]:
     """How much can be done at once?"""
     import torch
 
-    from pbrl import simulator
+    from pbrl.simulation import simulator
 
     count = simulator.cores()
     openmp = os.environ.get("OMP_NUM_THREADS", "not set")
@@ -163,7 +163,7 @@ def simulation() -> Iterator[Finding]:
     import numpy as np
 
     from pbrl.policy import GaussianPolicy
-    from pbrl.simulator import Simulator
+    from pbrl.simulation.simulator import Simulator
 
     fast, plain = (Simulator("walker_walk", seed=0, steps=100, native=native) for native in (True, False))
     gains = {"hidden_gain": 2**0.5, "output_gain": 0.01, "initial_log_std": -1.2}
@@ -188,7 +188,7 @@ def simulation() -> Iterator[Finding]:
 
 def pictures() -> Iterator[Finding]:
     """Can pbrl.play draw and write?"""
-    from pbrl import video
+    from pbrl.simulation import video
 
     named = os.environ.get("MUJOCO_GL")
     obstacles = {name: gl.obstacle(name) for name in ([named] if named else gl.candidates())}

@@ -10,12 +10,12 @@ import numpy as np
 
 from oracles.oracle import Answers, Oracle, Reason
 from pbrl.clips import watch
-from pbrl.preference_log import PreferenceLog
+from pbrl.run.preference_log import PreferenceLog
 from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences
 
 if TYPE_CHECKING:  # anything with its `collect` will do
     from pbrl.policy import GaussianPolicy
-    from pbrl.simulator import Simulator
+    from pbrl.simulation.simulator import Simulator
 
 
 class BudgetError(ValueError):

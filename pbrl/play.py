@@ -22,16 +22,17 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from pbrl import checkpoint, gl, video
-from pbrl.films import kept_policy
 from pbrl.normaliser import Normaliser
-from pbrl.record import read
+from pbrl.run import checkpoint
+from pbrl.run.films import kept_policy
+from pbrl.run.record import read
+from pbrl.simulation import gl, video
 from pbrl.types import Float32, Trajectories
 
 if TYPE_CHECKING:  # these load dm_control, which has to wait until MUJOCO_GL is chosen
     from oracles.oracle import Answers, Oracle
     from pbrl.policy import GaussianPolicy
-    from pbrl.simulator import Simulator
+    from pbrl.simulation.simulator import Simulator
 
 
 class PlayError(ValueError):
@@ -68,7 +69,7 @@ def destination(options: argparse.Namespace) -> Path:
 def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int | None) -> tuple[int, Float32]:
     """The iteration and the parameters [size] of the last incumbent, or of that of an iteration, if it is still there.
 
-    It may be the last one, wait to be filmed (`pbrl.films`), or have a checkpoint.
+    It may be the last one, wait to be filmed (`pbrl.run.films`), or have a checkpoint.
     """
     last = run / "policy.safetensors"
     for path in [last] if iteration is None else [last, kept_policy(run, iteration)]:
@@ -138,8 +139,8 @@ def play(options: argparse.Namespace) -> Path:
     run: Path = options.run
     cfg, output = settings(run), destination(options)
     os.environ["MUJOCO_GL"] = gl.choose()
-    from pbrl import tasks
-    from pbrl.simulator import Simulator
+    from pbrl.simulation import tasks
+    from pbrl.simulation.simulator import Simulator
 
     environment = tasks.load(cfg.env.name)
     model, timestep = environment.physics.model, environment.control_timestep()

@@ -4,7 +4,7 @@ A tanh network gives the mean; the logarithm of the standard deviation is a free
 
     parameters = [W1, b1, W2, b2, W3, b3, log_std],   W of shape [inputs, outputs], float32
 
-Collecting uses compiled code (`pbrl.native`), learning uses torch on the same vector.
+Collecting uses compiled code (`pbrl.simulation.native`), learning uses torch on the same vector.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from pbrl import native
 from pbrl.normaliser import Normaliser
+from pbrl.simulation import native
 from pbrl.types import Float32, Int64
 
 

@@ -15,9 +15,9 @@ independent runs, such as seeds, which share the generator but nothing else. No 
 
 Each of these three looks at two points along one random direction s, and then moves along it. What is its own is
 a `Rule`: where on the line theta + offset * s it looks, and how far it goes. A rule knows neither theta nor s, so
-it also moves the weights of a network in place, where s is never stored (`pbrl.inplace`).
+it also moves the weights of a network in place, where s is never stored (`pbrl.finetune.inplace`).
 
-The peers of the NCRS paper's Table 1 live in `pbrl.peers`.
+The peers of the NCRS paper's Table 1 live in `pbrl.ridge.peers`.
 """
 
 from __future__ import annotations

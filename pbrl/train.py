@@ -1,7 +1,7 @@
 """Train an agent from preferences.
 
     python -m pbrl.train agent=ncrs env=walker_walk
-    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see pbrl/sweep.py
+    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see pbrl/run/sweep.py
 
 Composes simulator, teacher, ledger and agent from the configuration (`conf/train.yaml`) and runs the loop.
 The same command continues an unfinished run and leaves a finished one alone.
@@ -28,21 +28,22 @@ from rich.logging import RichHandler
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from pbrl import checkpoint, native, sweep, tasks
-from pbrl.checkpoint import CheckpointError
-from pbrl.configuration import ConfigurationError, check, suggest
-from pbrl.films import Films
-from pbrl.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
 from pbrl.ledger import BudgetError, Ledger
-from pbrl.mirrors import mirrors
 from pbrl.normaliser import Normaliser
-from pbrl.preference_log import PreferenceLog
-from pbrl.provenance import note_versions
-from pbrl.record import Record, RecordError, columns, read
-from pbrl.run_folder import alone_in, is_finished, prepare
-from pbrl.signals import Stopped, signals_noted
-from pbrl.simulator import Simulator, cores
-from pbrl.summary import summarise
+from pbrl.report.provenance import note_versions
+from pbrl.run import checkpoint, sweep
+from pbrl.run.checkpoint import CheckpointError
+from pbrl.run.films import Films
+from pbrl.run.folder import alone_in, is_finished, prepare
+from pbrl.run.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
+from pbrl.run.mirrors import mirrors
+from pbrl.run.preference_log import PreferenceLog
+from pbrl.run.record import Record, RecordError, columns, read
+from pbrl.run.settings import ConfigurationError, check, suggest
+from pbrl.run.signals import Stopped, signals_noted
+from pbrl.run.summary import summarise
+from pbrl.simulation import native, tasks
+from pbrl.simulation.simulator import Simulator, cores
 from pbrl.threads import threads_of_a_job
 from pbrl.types import Agent
 
@@ -240,7 +241,7 @@ def in_a_sentence(error: Exception) -> str | None:
     return None
 
 
-@hydra.main(version_base=None, config_path="pkg://conf", config_name="train")
+@hydra.main(config_path="pkg://conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Train, and answer what goes wrong with a sentence; a search needs the final evaluation."""
     # By force: on its import, dm_control has set up logging for warnings alone.

@@ -9,7 +9,7 @@ from hypothesis import settings
 from native_tasks import NATIVE
 
 from pbrl.policy import GaussianPolicy
-from pbrl.simulator import Simulator
+from pbrl.simulation.simulator import Simulator
 
 settings.register_profile("pbrl", deadline=None)  # no test asserts a time
 settings.load_profile("pbrl")

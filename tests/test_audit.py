@@ -16,7 +16,7 @@ from teachers import RATIONAL
 from oracles import links
 from oracles.oracle import Answers, Reason
 from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
-from pbrl.preference_log import PreferenceLog
+from pbrl.run.preference_log import PreferenceLog
 from pbrl.types import Preferences
 from tests.fake_simulator import FakeSimulator
 
@@ -137,7 +137,7 @@ def test_a_teacher_that_only_skips_can_be_audited(tmp_path, capsys):
 
 
 def configuration(*overrides):
-    with initialize_config_module("conf", version_base="1.3"):
+    with initialize_config_module("conf"):
         return compose("audit", list(overrides))
 
 

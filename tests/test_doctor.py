@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from pbrl import doctor, gl
+from pbrl import doctor
 from pbrl.doctor import Finding
-from pbrl.simulator import Simulator
+from pbrl.simulation import gl
+from pbrl.simulation.simulator import Simulator
 
 
 def statuses(findings: Any) -> list[tuple[str, str]]:
@@ -179,7 +180,7 @@ def test_only_problems_make_the_command_fail(
 
 
 def test_cores_and_the_limits_of_a_container_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pbrl import simulator
+    from pbrl.simulation import simulator
 
     monkeypatch.setattr(simulator, "cores", lambda: 8)
     monkeypatch.setattr("os.getloadavg", lambda: (9.5, 0.0, 0.0))

@@ -10,7 +10,7 @@ from teachers import RATIONAL
 from oracles.panel import Panel
 from oracles.teacher import Teacher
 from pbrl.ledger import BudgetError, Ledger
-from pbrl.preference_log import PreferenceLog, read
+from pbrl.run.preference_log import PreferenceLog, read
 from pbrl.types import Behaviour, Pairs, Preferences
 from tests.fake_simulator import POLICY, FakeSimulator
 

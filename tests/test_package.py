@@ -35,7 +35,7 @@ def test_a_folder_of_the_same_name_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_importing_needs_no_display_and_says_nothing(tmp_path: Path) -> None:
-    result = python("import os; os.environ.pop('MUJOCO_GL', None); import pbrl.simulator", tmp_path)
+    result = python("import os; os.environ.pop('MUJOCO_GL', None); import pbrl.simulation.simulator", tmp_path)
     assert result.returncode == 0
     assert result.stdout == result.stderr == ""
     assert not list(tmp_path.iterdir())

@@ -17,11 +17,11 @@ from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
 from oracles.oracle import Answers
-from pbrl import gl, tasks, video
-from pbrl.films import kept_policy
 from pbrl.play import incumbent, main, settings, verdict
 from pbrl.policy import GaussianPolicy
-from pbrl.simulator import Simulator
+from pbrl.run.films import kept_policy
+from pbrl.simulation import gl, tasks, video
+from pbrl.simulation.simulator import Simulator
 from pbrl.train import command
 from pbrl.types import Preferences
 

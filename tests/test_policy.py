@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pbrl import native
 from pbrl.policy import GaussianPolicy
+from pbrl.simulation import native
 from pbrl.types import Float32
 
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from pbrl.films import Films
-from pbrl.record import read
+from pbrl.run.films import Films
+from pbrl.run.record import read
 from pbrl.train import command
 
 ROOT = Path(__file__).parent.parent

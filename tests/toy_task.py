@@ -13,7 +13,7 @@ TARGET = np.array([0.8, -0.6])
 
 
 class ToySimulator:
-    """Stands in for `pbrl.simulator.Simulator`: two actions, three observations drawn anew at each step."""
+    """Stands in for `pbrl.simulation.simulator.Simulator`: two actions, three observations drawn anew at each step."""
 
     task, obs_size, act_size = "toy", 3, 2
 

@@ -18,9 +18,9 @@ from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output
 from pbrl.report.ledger import every_run, ledger
+from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
 from pbrl.report.tables import Bootstrap, names, select
-from pbrl.runs import find
 
 
 def report(folders: Sequence[Path], output_folder: Path, bootstrap: Bootstrap) -> None:

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from pbrl import stats
+from pbrl.report import stats
 from pbrl.report.figures import STYLE, Looks, add_legend
+from pbrl.report.runs import Run
 from pbrl.report.tables import names, select
-from pbrl.runs import Run
 from pbrl.types import Bool, Float64
 
 # What a return can be drawn against: a column of the record, and how an axis calls it.

@@ -15,9 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from pbrl import stats
+from pbrl.report import stats
+from pbrl.report.runs import Run
 from pbrl.report.tables import Bootstrap, Table, names, scores, select, shared_tasks
-from pbrl.runs import Run
 
 Looks = Mapping[str, Mapping[str, Any]]  # by agent
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pbrl.report.runs import CHARGES, Run
 from pbrl.report.tables import Table, names, select
-from pbrl.runs import CHARGES, Run
 
 UNITS = {"trajectories": "trajectory", "pairs_asked": "comparison", "env_steps": "environment step"}
 EQUAL = 1.01  # budgets that differ by no more than this factor are called equal

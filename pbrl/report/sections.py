@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pbrl.provenance import commands, compare_versions, disagreements
 from pbrl.report import figures, page, tables
 from pbrl.report.curves import AXES, draw_curves
 from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
+from pbrl.report.provenance import commands, compare_versions, disagreements
+from pbrl.report.runs import Run
 from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
-from pbrl.runs import Run
 
 FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
 EVALUATED = "Evaluated return: mean ± standard error over seeds of the last eval_return"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pbrl import stats
-from pbrl.runs import Run
-from pbrl.stats import Estimate
+from pbrl.report import stats
+from pbrl.report.runs import Run
+from pbrl.report.stats import Estimate
 from pbrl.types import Float64
 
 RATIONAL = "rational"

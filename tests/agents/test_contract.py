@@ -15,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from scipy import stats
 from toy_task import ToySimulator
 
-from pbrl import checkpoint
-from pbrl.configuration import ConfigurationError, check_node, choices
 from pbrl.ledger import BudgetError, Ledger
-from pbrl.simulator import Simulator
+from pbrl.run import checkpoint
+from pbrl.run.settings import ConfigurationError, check_node, choices
+from pbrl.simulation.simulator import Simulator
 from pbrl.types import Behaviour, Pairs, Trajectories
 
 AGENTS = choices("agent")
@@ -26,7 +26,7 @@ Context = Callable[[], AbstractContextManager[None]]
 
 
 def configuration(agent: str, oracle: str = "irrational") -> DictConfig:
-    with initialize_config_module("conf", version_base=None):
+    with initialize_config_module("conf"):
         return compose("train", overrides=[f"agent={agent}", f"oracle={oracle}", "env=cheetah_run"])
 
 

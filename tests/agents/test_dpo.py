@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pbrl.simulator import Simulator
+from pbrl.simulation.simulator import Simulator
 from tests.agents.toy import (
     ACT,
     OBS,

@@ -108,7 +108,7 @@ def test_the_candidate_is_one_gaussian_step_away_and_arms_are_paired_by_index() 
 
 
 def test_the_papers_schedule() -> None:
-    with initialize_config_module("conf", version_base=None):
+    with initialize_config_module("conf"):
         step = instantiate(compose("agent/ncrs").agent.step)
     assert [step(t) for t in (0, 240, 480, 600)] == pytest.approx([4e-2, 2.2e-2, 4e-3, 4e-3], rel=1e-12)
     assert step(120) == pytest.approx(4e-3 + 1.8e-2 * (1 + np.cos(np.pi / 4)))

@@ -9,7 +9,7 @@ import stable_baselines3
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 
-import pbrl.vector  # noqa: F401  # registers the environments
+import pbrl.simulation.vector  # noqa: F401  # registers the environments
 from agents.ppo import PPO, Rollout
 from pbrl.policy import GaussianPolicy
 from pbrl.threads import workers

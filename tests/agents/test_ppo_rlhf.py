@@ -5,7 +5,7 @@ import pytest
 import stable_baselines3
 import torch
 
-from pbrl.simulator import Simulator
+from pbrl.simulation.simulator import Simulator
 from tests.agents.toy import (
     OBS,
     STEPS,

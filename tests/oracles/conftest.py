@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from teachers import RATIONAL
 
-from pbrl.preference_log import PreferenceLog
+from pbrl.run.preference_log import PreferenceLog
 
 
 @pytest.fixture(scope="session")

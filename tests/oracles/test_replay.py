@@ -7,7 +7,7 @@ from teachers import RATIONAL
 from oracles.oracle import Reason
 from oracles.panel import Panel
 from oracles.replay import Replay, relabel
-from pbrl.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
 
 QUESTION = {"mean_return": 10.0, "episode_steps": 10}
 

@@ -11,9 +11,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from tests.synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
-from tests.synthetic_runs import write_run
 
 # What a look at the page finds; appended to a copy of it, which has no script itself.
 LOOK = """<script>

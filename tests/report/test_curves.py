@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.synthetic_runs import write_run
 
 from pbrl.report.curves import AXES, curve, draw_curves
 from pbrl.report.figures import COLOURS, styles
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
-from pbrl.runs import Run, load
-from tests.synthetic_runs import write_run
+from pbrl.report.runs import Run, load
 
 
 def test_a_curve_is_the_mean_over_seeds_with_its_standard_error(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 from pbrl.report.files import to_latex
 from pbrl.report.tables import Table
-from tests.synthetic_runs import write_run
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
 HEIGHTS = {("ncrs", "walker_walk"): 800.0, ("ncrs", "cheetah_run"): 600.0, ("zpg", "walker_walk"): 400.0}

@@ -1,0 +1,256 @@
+"""How fast is collection? Against the physics alone, and against what else one could use.
+
+    python -m pbrl.bench [short=true]
+
+Timings on a shared machine move by a third, so all contenders take turns, and a ratio is taken within each turn;
+the table shows medians. The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
+same states and with the same actions as one of our collections, without policy, observation, reward or reset (but
+with the steps that dm_control takes to settle a cheetah, which are physics).
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import mujoco
+import numpy as np
+from hydra.utils import instantiate
+from mujoco import rollout
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import pbrl.simulation.vector
+from oracles.speed import seconds
+from pbrl.bench.agents import PARTS, measure
+from pbrl.policy import GaussianPolicy
+from pbrl.simulation import native, tasks
+from pbrl.simulation.simulator import Simulator
+from pbrl.simulation.worlds import flatten
+from pbrl.types import Float32, Int64
+
+Contender = Callable[[], float]  # runs once, returns control steps per second
+_SETTLING = 200  # physics steps of dm_control's cheetah before each episode
+_ENVPOOL = {"swimmer_swimmer6": "SwimmerSwimmer6-v1", "swimmer_swimmer15": "SwimmerSwimmer15-v1"}
+
+
+def timed(steps: int, work: Callable[[], Any]) -> float:
+    """Control steps per second of one piece of work."""
+    begin = time.perf_counter()
+    work()
+    return steps / (time.perf_counter() - begin)
+
+
+def collection(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+    """Our closed loop: as many policies as there are parameters, sampled actions, reset to last step."""
+    arms = np.arange(trajectories) % len(parameters)
+    turns = iter(range(1_000_000))
+    return lambda: timed(
+        trajectories * simulator.steps,
+        lambda: simulator.collect(policy, parameters, arms, iteration=next(turns)),
+    )
+
+
+def actor(policy: GaussianPolicy, parameters: Float32) -> Callable[[Float32, Int64], Float32]:
+    """The policy for other loops, as fast as we have it: sampled actions [n, act] for observations [n, obs]."""
+    (packed, std), sizes, rng = policy.pack(parameters), np.array(policy.sizes), np.random.default_rng(0)
+
+    def act(obs: Float32, arms: Int64) -> Float32:
+        actions = np.empty((len(obs), policy.act_size), np.float32)
+        native.mean_actions(packed, sizes, arms, obs, actions)
+        actions += std[arms] * rng.standard_normal(actions.shape, np.float32)
+        return actions
+
+    return act
+
+
+def physics_limit(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+    """The same physics in an open loop."""
+    arms = np.arange(trajectories) % 2
+    collected = simulator.collect(policy, parameters, arms, iteration=0, keep=["actions"])
+    environment = tasks.load(simulator.task)
+    model, sub_steps = environment.physics.model.ptr, environment._n_sub_steps
+    low, high, *_ = native.dynamics(environment)
+    full = mujoco.mjtState.mjSTATE_FULLPHYSICS
+    starts = np.stack([next(simulator.replay(collected, row)).get_state(full) for row in range(trajectories)])
+    controls = np.repeat(np.clip(collected.actions, low, high).astype(np.float64), sub_steps, axis=1)  # type: ignore[arg-type]
+    if simulator.task == "cheetah_run":
+        controls = np.concatenate([np.zeros((trajectories, _SETTLING, controls.shape[2])), controls], axis=1)
+    data = [mujoco.MjData(model) for _ in range(simulator.threads)]
+    states = np.empty((*controls.shape[:2], starts.shape[1]))
+    sensors = np.empty((*controls.shape[:2], model.nsensordata))
+    pool = rollout.Rollout(nthread=simulator.threads)
+
+    def run() -> None:
+        pool.rollout(model, data, starts, controls, state=states, sensordata=sensors)
+
+    return lambda: timed(trajectories * simulator.steps, run)
+
+
+def dm_control_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+    """What dm_control's documentation shows, one process, with the same policy."""
+    environment, act, first = tasks.load(simulator.task), actor(policy, parameters), np.zeros(1, np.int64)
+
+    def run() -> None:
+        for _ in range(trajectories):
+            step = environment.reset()
+            for _ in range(simulator.steps):
+                obs = flatten(step.observation).astype(np.float32)
+                step = environment.step(act(obs[None], first)[0])
+
+    return lambda: timed(trajectories * simulator.steps, run)
+
+
+def envpool_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+    """EnvPool on the same number of threads, with the same policy."""
+    import envpool
+
+    name = _ENVPOOL.get(simulator.task, "".join(word.capitalize() for word in simulator.task.split("_")) + "-v1")
+    pool = envpool.make(
+        name, env_type="dm", num_envs=trajectories, num_threads=simulator.threads, max_episode_steps=1000, seed=0
+    )
+    keys = list(tasks.load(simulator.task).observation_spec())
+    act = actor(policy, parameters)
+    arms = np.repeat([0, 1], [trajectories - trajectories // 2, trajectories // 2])
+    low, high, *_ = native.dynamics(tasks.load(simulator.task))
+
+    def run() -> None:
+        step = pool.reset()
+        for _ in range(simulator.steps):
+            parts = [np.asarray(getattr(step.observation, key)).reshape(trajectories, -1) for key in keys]
+            obs = np.concatenate(parts, axis=1).astype(np.float32)
+            step = pool.step(np.clip(act(obs, arms), low, high).astype(np.float64))
+
+    return lambda: timed(trajectories * simulator.steps, run)
+
+
+def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:  # noqa: ARG001
+    """What one would reach for today: Stable-Baselines3's PPO collecting from shimmy's environments."""
+    import gymnasium
+    from shimmy.dm_control_compatibility import DmControlCompatibilityV0
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    def make() -> Any:
+        return gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(tasks.load(simulator.task)))
+
+    steps = min(simulator.steps, 200)  # slow enough to be measured on less
+    envs = DummyVecEnv([make] * trajectories)
+    learner = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=steps,
+        batch_size=steps * trajectories,
+        policy_kwargs={"net_arch": [*policy.sizes[1:-1]]},
+        device="cpu",
+    )
+    _, callback = learner._setup_learn(1)
+
+    def run() -> None:
+        learner.collect_rollouts(envs, callback, learner.rollout_buffer, learner.n_steps)
+
+    return lambda: timed(trajectories * steps, run)
+
+
+def batched_env(simulator: Simulator, trajectories: int) -> Contender:
+    """Our gymnasium environment with a user's loop of random actions."""
+    envs = pbrl.simulation.vector.BatchedEnv(trajectories, simulator.task, threads=simulator.threads)
+    random = np.random.default_rng(0).uniform(-1, 1, (10, trajectories, simulator.act_size))
+
+    def run() -> None:
+        envs.reset(seed=0)
+        for t in range(simulator.steps):
+            envs.step(random[t % 10])
+
+    return lambda: timed(trajectories * simulator.steps, run)
+
+
+def contenders(task: str, cfg: DictConfig) -> dict[str, Contender]:
+    """All that take turns on a task, the limit first."""
+    simulator = Simulator(task, seed=0, threads=cfg.threads, steps=cfg.steps)
+    gains = {"hidden_gain": 2**0.5, "output_gain": 0.01, "initial_log_std": 0.0}
+    policy = GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=cfg.hidden, **gains)
+    rng = np.random.default_rng(0)
+    theta = policy.initial(rng)
+    parameters = np.stack([theta, theta + 0.04 * rng.standard_normal(policy.size).astype(np.float32)])
+    common = (simulator, policy, parameters)
+    n, few = cfg.trajectories, cfg.peer_trajectories
+    found = {"physics limit": physics_limit(*common, n), "pbrl": collection(*common, n)}
+    if simulator.threads > 1:
+        single = Simulator(task, seed=0, threads=1, steps=cfg.steps)
+        found["pbrl, 1 thread"] = collection(single, policy, parameters, n // simulator.threads)
+    found["pbrl, one policy"] = collection(simulator, policy, parameters[:1], n)
+    found["pbrl, half the trajectories"] = collection(*common, n // 2)
+    found["pbrl.simulation.vector, random actions"] = batched_env(simulator, n)
+    found["dm_control loop"] = dm_control_loop(*common, few)
+    if importlib.util.find_spec("envpool"):
+        found["EnvPool"] = envpool_loop(*common, n)
+    if importlib.util.find_spec("stable_baselines3") and importlib.util.find_spec("shimmy"):
+        found["SB3 over shimmy"] = sb3_loop(*common, few)
+    wanted = found if cfg.only is None else ["physics limit", "pbrl", *cfg.only]
+    return {what: run for what, run in found.items() if what in wanted}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A table as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@hydra.main(config_path="pkg://conf", config_name="bench")
+def main(cfg: DictConfig) -> None:
+    """Measure, print a table, write it as CSV."""
+    if cfg.short:
+        cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
+    output = Path(cfg.output)
+    output.mkdir(parents=True, exist_ok=True)
+    table = Table(title="control steps per second (medians)")
+    for column in ("task", "what", "steps/s", "of the limit", "pbrl is faster by"):
+        table.add_column(column, justify="left" if column in ("task", "what") else "right")
+    rows = []
+    for task in cfg.tasks:
+        running = contenders(task, cfg)
+        speeds: dict[str, list[float]] = {what: [] for what in running}
+        for run in running.values():  # compile and warm up
+            run()
+        turns = [what for _ in range(cfg.alternations) for what in running]
+        for what in tqdm(turns, desc=f"{task:15s}", unit="run", leave=False):
+            speeds[what].append(running[what]())
+        for what, measured in speeds.items():
+            of_limit = statistics.median(a / b for a, b in zip(measured, speeds["physics limit"], strict=True))
+            behind = statistics.median(a / b for a, b in zip(speeds["pbrl"], measured, strict=True))
+            speed = statistics.median(measured)
+            rows.append(
+                {"task": task, "what": what, "steps_per_second": round(speed), "ratio_to_limit": round(of_limit, 3)}
+            )
+            table.add_row(task, what, f"{speed:,.0f}", f"{of_limit:.2f}", f"{behind:.2f}x")
+        table.add_section()
+        write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
+    if cfg.tasks:
+        Console().print(table)
+    iterations = measure(cfg, cfg.agents)
+    write(output / "agents.csv", iterations)
+    table = Table(title=f"one iteration of {cfg.trajectories} trajectories on {cfg.agents_task} (medians)")
+    for column in ("agent", "collect, s", "ask, s", "learn, s", "whole / collection"):
+        table.add_column(column, justify="left" if column == "agent" else "right")
+    for row in iterations:
+        parts = [f"{row[f'seconds_{part}']:.3f}" for part in PARTS]
+        table.add_row(row["agent"], *parts, f"{row['ratio_to_collection']:.2f}")
+    Console().print(table)
+    print(f"written to {output}: {'simulator.csv, ' if cfg.tasks else ''}agents.csv")
+    teacher = instantiate(cfg.oracle, rng=np.random.default_rng(0))
+    reading, comparing = seconds(teacher, rng=np.random.default_rng(1), repeats=cfg.alternations, **cfg.comparisons)
+    print(
+        f"{cfg.comparisons.pairs:,} comparisons of {cfg.comparisons.steps}-step clips take the teacher "
+        f"{comparing:.3f} s, {reading:.3f} s of it to read the rewards"
+    )

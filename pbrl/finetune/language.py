@@ -1,0 +1,231 @@
+"""Pre-trained encoders that say whether two sentences mean the same.
+
+BERT, RoBERTa and their kin, cut into what fine-tuning needs apart: a lower part that stays as it was (so that its
+output may be computed once), an upper part that is tuned, and a head that gives the scores of the two answers:
+
+    masked   the model's own masked-LM head: "first {mask}, second" asks which of two words fills the gap (Gao, Fisch
+             and Chen 2021; Malladi et al. 2023)
+    cosine   for encoders of sentences, likewise the task that they were trained on: the cosine between the mean states
+             of the two sentences in "[CLS] first [SEP] second [SEP]"
+    linear   a new linear layer on the state of the first token of the same
+
+Dropout is off, for every method: f_B is a function of the weights and the minibatch B alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pbrl.finetune.paraphrases import DataError, Example
+from pbrl.run.settings import ConfigurationError
+from pbrl.types import Float64
+
+
+class Tokens(NamedTuple):
+    """One pair of sentences as the model reads it."""
+
+    ids: Tensor  # [T] int64
+    types: Tensor  # [T] int64, 1 for the second sentence; 0 everywhere in a prompt
+    sentence: Tensor  # [T] int64, which of the two a token belongs to: 0, 1, or -1 for neither; 0 in a prompt
+    place: int  # where the answer of a linear or a masked head is read: the first token, or the gap
+
+
+class Batch(NamedTuple):
+    """B examples, padded to the longest of them."""
+
+    ids: Tensor  # [B, T] int64
+    types: Tensor  # [B, T] int64
+    attend: Tensor  # [B, 1, 1, T] bool, false where there is padding
+    sentence: Tensor  # [B, T] int64, -1 where there is padding
+    place: Tensor  # [B] int64
+    labels: Tensor  # [B] int64
+    hidden: Tensor | None  # [B, T, width] what the lower part made of it, where that is known
+
+
+class States(NamedTuple):
+    """B examples of which all that the head reads is known, since nothing below it is tuned."""
+
+    states: Tensor  # [B, sentences or 1, width]
+    labels: Tensor  # [B] int64
+
+
+class Cosine(nn.Module):
+    """Sentences mean the same if their states u, v point the same way.
+
+    score = slope * cos(gain u + shift, gain v + shift) + bias
+
+    gain and shift are those of the encoder's last LayerNorm, which leaves them to this head: after the mean over a
+    sentence's tokens they do the same, for less. slope and bias are those of logistic regression before tuning (`fit`),
+    and stay. So there are no new weights, and the start says what the encoder knew before, as a prompt does.
+    """
+
+    slope: Tensor
+    bias: Tensor
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(norm.weight.detach().clone()), nn.Parameter(norm.bias.detach().clone())
+        self.register_buffer("slope", torch.ones(1))
+        self.register_buffer("bias", torch.zeros(1))
+
+    def cosines(self, states: Tensor) -> Tensor:
+        """Of the pairs of states [B, 2, width]."""
+        u, v = torch.addcmul(self.shift, states, self.gain).unbind(1)
+        return functional.cosine_similarity(u, v)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The scores [B, 2] of the two answers, of which the first is 0."""
+        score = self.slope * self.cosines(states) + self.bias
+        return torch.stack([torch.zeros_like(score), score], 1)
+
+    @torch.no_grad()
+    def fit(self, states: Tensor, labels: Tensor) -> None:
+        """Set slope and bias by examples: states [n, 2, width], labels [n]."""
+        cosines, y = (each.double().cpu().numpy() for each in (self.cosines(states), labels))
+        mean, deviation = cosines.mean(), max(cosines.std(), 1e-6)  # examples that are all alike tell nothing
+        x = (cosines - mean) / deviation
+
+        def loss(line: Float64) -> float:  # with a little weight on the slope, which separable examples would drive on
+            score = line[0] * x + line[1]
+            return float((np.logaddexp(0, score) - y * score).mean() + 1e-3 * line[0] ** 2)
+
+        slope, level = minimize(loss, np.zeros(2), method="BFGS").x
+        self.slope.fill_(slope / deviation)
+        self.bias.fill_(level - slope * mean / deviation)
+
+
+class LanguageModel(nn.Module):
+    """An encoder and its head. `first_tuned`: the lowest layer that is tuned, len(layers) if only the head is."""
+
+    def __init__(
+        self, embeddings: nn.Module, layers: Sequence[nn.Module], head: nn.Module, words: Sequence[int] | None
+    ) -> None:
+        super().__init__()
+        self.embeddings, self.layers, self.head, self.words = embeddings, nn.ModuleList(layers), head, words
+        self.first_tuned, self.embeddings_tuned = 0, True
+
+    def lower(self, ids: Tensor, types: Tensor, attend: Tensor) -> Tensor:
+        """What is not tuned: hidden states [B, T, width] below the first tuned layer."""
+        kinds = {} if self.words is not None else {"token_type_ids": types}
+        hidden: Tensor = self.embeddings(input_ids=ids, **kinds)
+        for layer in self.layers[: self.first_tuned]:
+            hidden = layer(hidden, attend)
+        return hidden
+
+    @property
+    def read(self) -> int:
+        """How many states of an example the head reads."""
+        return 2 if isinstance(self.head, Cosine) else 1
+
+    def states(self, batch: Batch) -> Tensor:
+        """What the head reads, [B, read, width]: the means over the two sentences, or the state at one place."""
+        hidden = self.lower(batch.ids, batch.types, batch.attend) if batch.hidden is None else batch.hidden
+        upper = self.layers[self.first_tuned :]
+        if isinstance(self.head, Cosine):
+            for layer in upper:
+                hidden = layer(hidden, batch.attend)
+            belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
+            return belongs @ hidden / belongs.sum(2, keepdim=True).clamp_min(1)
+        for layer in upper[:-1]:
+            hidden = layer(hidden, batch.attend)
+        if len(upper):
+            return at_place(upper[-1], hidden, batch.attend, batch.place)[:, None]
+        return hidden[torch.arange(len(batch.place)), batch.place][:, None]
+
+    def forward(self, batch: Batch | States) -> Tensor:
+        """The scores [B, 2] of the two answers."""
+        states = batch.states if isinstance(batch, States) else self.states(batch)
+        answer: Tensor = self.head(states if isinstance(self.head, Cosine) else states[:, 0])
+        return answer if self.words is None else answer[:, self.words]
+
+    def loss(self, batch: Batch | States) -> Tensor:
+        """Mean cross-entropy of the minibatch: f_B."""
+        return functional.cross_entropy(self(batch), batch.labels)
+
+    def tune(self, *, layers: int, embeddings: bool) -> dict[str, nn.Parameter]:
+        """Let the last layers and the head be tuned, and the embeddings if all layers are: their parameters by name."""
+        if not 0 <= layers <= len(self.layers):
+            raise ConfigurationError(f"model.tuned_layers must be between 0 and {len(self.layers)}, not {layers}")
+        if embeddings and layers < len(self.layers):
+            raise ConfigurationError("model.tune_embeddings needs all layers above them tuned: model.tuned_layers")
+        self.first_tuned, self.embeddings_tuned = len(self.layers) - layers, embeddings
+        below = () if embeddings else self.embeddings.parameters()
+        frozen = {id(p) for p in (*below, *self.layers[: self.first_tuned].parameters())}
+        for parameter in self.parameters():  # a masked-LM head shares the word embeddings
+            parameter.requires_grad_(id(parameter) not in frozen)
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+
+def at_place(layer: Any, hidden: Tensor, attend: Tensor, place: Tensor) -> Tensor:
+    """A layer's output [B, width] at one place of each example, for hidden states [B, T, width].
+
+    The head reads but one place, so the last layer needs one query q for each example and head. Keys and values are
+    then never formed: q (W x_t + b) = (q W) x_t + q b, of which the last term is the same for all t; and a weighted
+    mean of W x_t + b is W applied to the weighted mean of x_t, plus b.
+    """
+    attention = layer.attention.self
+    heads, size, width = attention.num_attention_heads, attention.attention_head_size, hidden.shape[-1]
+    here = hidden[torch.arange(len(place)), place]
+    q = attention.query(here).view(-1, heads, size)
+    asked = torch.einsum("bhs,hsw->bhw", q, attention.key.weight.view(heads, size, width))
+    scores = asked @ hidden.transpose(1, 2) / size**0.5  # [B, heads, T]
+    weights = scores.masked_fill(~attend[:, 0], -torch.inf).softmax(-1)
+    mean = weights @ hidden  # [B, heads, width]
+    values = torch.einsum("bhw,hsw->bhs", mean, attention.value.weight.view(heads, size, width))
+    context = values.flatten(1) + attention.value.bias
+    state = layer.attention.output.LayerNorm(layer.attention.output.dense(context) + here)
+    inner = layer.intermediate(state)
+    return layer.output.LayerNorm(layer.output.dense(inner) + state)  # type: ignore[no-any-return]
+
+
+class Reader:
+    """Turns examples into tokens."""
+
+    def __init__(self, tokenizer: Any, *, template: str | None, max_tokens: int) -> None:
+        self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
+
+    def __call__(self, example: Example) -> Tokens:
+        """The pair as the model reads it; the end of what is too long is left out."""
+        if self.template is None:
+            found = self.tokenizer(example.first, example.second, truncation=True, max_length=self.max_tokens)
+            ids = torch.tensor(found["input_ids"])
+            sentence = torch.tensor([-1 if which is None else which for which in found.sequence_ids()])
+            return Tokens(ids, torch.tensor(found.get("token_type_ids", [0] * len(ids))), sentence, 0)
+        first, second = example.first.split(), example.second.split()
+        while True:
+            words = {"first": " ".join(first), "second": " ".join(second), "mask": self.tokenizer.mask_token}
+            ids = torch.tensor(self.tokenizer(self.template.format(**words))["input_ids"])
+            if len(ids) <= self.max_tokens or len(first) + len(second) <= 2:
+                break
+            (first if len(first) > len(second) else second).pop()
+        places = (ids == self.tokenizer.mask_token_id).nonzero().flatten()
+        if len(places) != 1:
+            raise DataError(f"a prompt must have one {words['mask']}, not {len(places)}: {example}")
+        return Tokens(ids, torch.zeros_like(ids), torch.zeros_like(ids), int(places[0]))
+
+
+def pad(tokens: Sequence[Tokens], labels: Tensor, hidden: Sequence[Tensor] | None) -> Batch:
+    """Put examples side by side."""
+    lengths = torch.tensor([len(each.ids) for each in tokens])
+
+    def together(rows: Sequence[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+    ids, types = together([each.ids for each in tokens]), together([each.types for each in tokens])
+    attend = (torch.arange(ids.shape[1]) < lengths[:, None])[:, None, None]
+    sentence = nn.utils.rnn.pad_sequence([each.sentence for each in tokens], batch_first=True, padding_value=-1)
+    place = torch.tensor([each.place for each in tokens])
+    return Batch(ids, types, attend, sentence, place, labels, None if hidden is None else together(hidden))
+
+
+def by_length(tokens: Sequence[Tokens], size: int) -> list[np.ndarray[Any, Any]]:
+    """Rows of examples of like length, so many at a time."""
+    order = np.argsort([len(each.ids) for each in tokens], kind="stable")
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]

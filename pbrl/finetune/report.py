@@ -1,0 +1,293 @@
+"""What the fine-tuning experiment found: the paper's figure, its numbers, the sweeps, and one HTML page.
+
+    python -m pbrl.finetune.report runs_finetune
+
+For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
+and, of the runs with a target, the iterations until SGD's accuracy was exceeded. A run that spent its iterations before
+that is censored: the table counts it apart, and in the figure it stands with all its iterations, as a lower bound.
+All goes to <folder>/report, in the same forms as `pbrl.report` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from rich.console import Console
+from scipy import stats
+
+from pbrl.finetune.d90 import D90
+from pbrl.finetune.dimension import read_off
+from pbrl.finetune.runs import Hyperparameters, Run, find, losses
+from pbrl.report import page
+from pbrl.report.figures import styles
+from pbrl.report.files import Output, file_name
+from pbrl.report.tables import Table
+from pbrl.ridge.report import panels
+from pbrl.types import Float64
+
+RESAMPLES = 2000  # of the bootstrap of d90
+Sweep = dict[Hyperparameters, float]  # hyperparameters -> lowest validation loss
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one setting."""
+
+    task: str
+    setting: str
+    method: str
+    chosen: Hyperparameters
+    target: float  # SGD's best accuracy; of SGD itself: the mean best accuracy
+    iterations: Float64  # [runs] until the target was exceeded, or until SGD's best; nan: censored
+    budget: int  # iterations that a run might take
+    best: Float64  # [runs] best accuracy
+    majority: float  # what always the same answer gives; nan: not known
+    dimension: tuple[D90, D90] | None  # d90 of the accuracy, and of its gain
+    size: float  # D, how many weights are tuned: no d90 is more; infinite: not known
+
+    @property
+    def censored(self) -> int:
+        """How many runs never exceeded the target."""
+        return int(np.isnan(self.iterations).sum())
+
+
+def interval(values: Float64) -> tuple[float, float, float]:
+    """Mean and the ends of its 95 % interval (Student's); nan for fewer than two runs."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def counts(values: Float64) -> tuple[float, float, float]:
+    """As `interval`, of the logarithm of counts: a geometric mean, and ends that are never below 0."""
+    mean, low, high = np.exp(interval(np.log(values)))
+    return float(mean), float(low), float(high)
+
+
+def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
+    """Everything that the runs in a folder say: cells of the table, and sweeps by task, setting and method."""
+    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in find(root):
+        groups[run.task, run.setting, run.method].append(run)
+    sweeps = {key: losses(runs) for key, runs in groups.items()}
+    cells = [cell for key, runs in groups.items() if (cell := _cell(root, key, runs, sweeps[key]))]
+    return sorted(cells, key=lambda cell: (cell.task, cell.setting, cell.method)), sweeps
+
+
+def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Sweep) -> Cell | None:
+    task, setting, method = key
+    if method == "sgd":
+        chosen = min(sweep, key=lambda choice: sweep[choice]) if sweep else None
+        measured = [run for run in runs if run.finished and run.hyperparameters == chosen]
+    else:
+        measured = [run for run in runs if run.finished and run.target is not None]
+        chosen = measured[0].hyperparameters if measured else None
+        measured = [run for run in measured if run.hyperparameters == chosen]
+    if chosen is None or not measured:
+        return None
+    target = measured[0].target
+    if target is None:
+        target = float(np.mean([run.best_accuracy for run in measured]))
+    taken = [float(run.iterations_to_best) if method == "sgd" else run.reached(target) for run in measured]
+    path = root / task / setting / "intrinsic_dimension.json"
+    found = json.loads(path.read_text()) if path.exists() else None
+    return Cell(
+        task,
+        setting,
+        method,
+        chosen,
+        target,
+        np.array(taken),
+        int(measured[0].settings["iterations"]),
+        np.array([run.best_accuracy for run in measured]),
+        found["majority"] if found else math.nan,
+        read_off(found, RESAMPLES) if found else None,
+        found.get("size", math.inf) if found else math.inf,
+    )
+
+
+def table(cells: Sequence[Cell]) -> Table:
+    """One line for each setting and method."""
+    columns = ["setting", "method", "d90 of the gain", "lr", "mu", "target", "iterations", "best accuracy", "runs"]
+    made = Table("finetune", "Iterations to SGD's best accuracy: geometric mean (95 % interval)", columns, keys=2)
+    for cell in cells:
+        lr, mu = cell.chosen
+        best, low, high = interval(cell.best)
+        made.rows.append([
+            f"{cell.task}/{cell.setting}",
+            cell.method,
+            "-" if cell.dimension is None else str(cell.dimension[1]),
+            f"{lr:g}",
+            "-" if mu is None else f"{mu:g}",
+            f"{cell.target:.3f}",
+            in_words(cell),
+            f"{best:.3f}" + ("" if math.isnan(low) else f" ({low:.3f} to {high:.3f})"),
+            str(len(cell.iterations)),
+        ])  # fmt: skip
+        made.records.append(record(cell))
+    return made
+
+
+def record(cell: Cell) -> dict[str, object]:
+    """The numbers of a line."""
+    arrived = cell.iterations[np.isfinite(cell.iterations)]
+    mean, low, high = counts(arrived) if len(arrived) else (math.nan,) * 3
+    none = (math.nan,) * 3
+    accuracy, gain = [(d.value, d.low, d.high) for d in cell.dimension] if cell.dimension else (none, none)
+    return {
+        "task": cell.task, "setting": cell.setting, "method": cell.method, "lr": cell.chosen[0], "mu": cell.chosen[1],
+        "target": cell.target, "runs": len(cell.iterations), "censored": cell.censored, "budget": cell.budget,
+        "iterations": mean, "low": low, "high": high, "best_accuracy": float(cell.best.mean()),
+        "majority": cell.majority, "d90": accuracy[0], "d90_gain": gain[0], "d90_gain_low": gain[1],
+        "d90_gain_high": gain[2],
+    }  # fmt: skip
+
+
+def in_words(cell: Cell) -> str:
+    """How many iterations it took, and how many runs did not get there."""
+    runs = len(cell.iterations)
+    if cell.censored == runs:
+        return f"none of {runs} runs within {cell.budget}"
+    mean, low, high = counts(cell.iterations[np.isfinite(cell.iterations)])
+    words = f"{mean:.0f}" + ("" if math.isnan(low) else f" ({low:.0f} to {high:.0f})")
+    return words + (f", and {cell.censored} of {runs} runs not within {cell.budget}" if cell.censored else "")
+
+
+def taken(cell: Cell) -> Float64:
+    """The iterations of each run [runs]; a censored one's budget, which is a lower bound."""
+    return np.where(np.isnan(cell.iterations), cell.budget, cell.iterations)
+
+
+def trends(cells: Sequence[Cell]) -> list[str]:
+    """For each method: the exponent with which its iterations grow with k, by least squares over the settings."""
+    said = []
+    for method in sorted({cell.method for cell in cells} - {"sgd"}):
+        placed = [cell for cell in cells if cell.method == method and math.isfinite(_place(cell))]
+        k = np.log([_place(cell) for cell in placed])
+        if len(set(k)) < 3:
+            continue
+        fit = stats.linregress(k, [np.log(taken(cell)).mean() for cell in placed])
+        half = float(stats.t.ppf(0.975, len(k) - 2)) * fit.stderr
+        censored = sum(cell.censored for cell in placed)
+        bound = f"; {censored} of {sum(len(c.iterations) for c in placed)} runs are censored" if censored else ""
+        said.append(
+            f"{method}: iterations ~ k^{fit.slope:.2f} (95 % interval {fit.slope - half:.2f} to "
+            f"{fit.slope + half:.2f}, {len(k)} settings{bound}); the theory says k^1"
+        )
+    return said
+
+
+def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
+    """The paper's figure: iterations to SGD's accuracy against d90, a line for each method, 95 % bands.
+
+    Settings of which k is not known have no place in it. Censored runs count as their whole budget,
+    so that a hollow point is a lower bound.
+    """
+    figure, (axis,) = panels(1)
+    placed = [cell for cell in cells if math.isfinite(_place(cell))]
+    for method, look in styles(sorted({cell.method for cell in placed})).items():
+        points = sorted((cell for cell in placed if cell.method == method), key=_place)
+        k = [_place(cell) for cell in points]
+        mean, low, high = np.array([counts(taken(cell)) for cell in points]).T
+        axis.plot(k, mean, label=method, **look)
+        axis.fill_between(k, low, high, color=look["color"], alpha=0.2)
+        for place, cell, value in zip(k, points, mean, strict=True):
+            axis.plot(place, value, "o", color=look["color"], mfc="none" if cell.censored else None)
+    axis.set(xscale="log", yscale="log", xlabel="intrinsic dimension k = d90", ylabel="iterations to SGD's accuracy")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    if placed:
+        figure.legend(title="hollow: some runs censored", loc="outside upper center", ncols=4)
+    return figure if placed else None
+
+
+def _place(cell: Cell) -> float:
+    """k: the gain's d90, or D if it is beyond its grid; nan or infinite where neither is known."""
+    return min(cell.dimension[1].value, cell.size) if cell.dimension else math.nan
+
+
+def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep]) -> dict[str, Figure]:
+    """For each setting: lowest validation loss against lr, and over lr and mu for those who have a radius."""
+    drawn = {}
+    for task, setting in sorted({key[:2] for key in sweeps}):
+        here = {key[2]: sweep for key, sweep in sweeps.items() if key[:2] == (task, setting) and len(sweep) > 1}
+        if not here:
+            continue
+        flat = {method: sweep for method, sweep in here.items() if all(mu is None for _, mu in sweep)}
+        deep = {method: sweep for method, sweep in here.items() if method not in flat}
+        figure, axes = panels(bool(flat) + len(deep))
+        figure.suptitle(f"{task}, {setting}")
+        if flat:
+            for method, sweep in flat.items():
+                lr = sorted(lr for lr, _ in sweep)
+                axes[0].plot(lr, [_finite(sweep[each, None]) for each in lr], "o-", label=method)
+            axes[0].set(xscale="log", xlabel="lr", ylabel="lowest validation loss")
+            axes[0].legend()
+        for axis, (method, sweep) in zip(axes[bool(flat) :], deep.items(), strict=True):
+            _heat_map(axis, method, sweep)
+        drawn[file_name("sweep", task, setting)] = figure
+    return drawn
+
+
+def _heat_map(axis: Axes, method: str, sweep: Sweep) -> None:
+    lr, mu = sorted({lr for lr, _ in sweep}), sorted({mu for _, mu in sweep if mu is not None})
+    values = np.array([[_finite(sweep.get((a, b), math.nan)) for b in mu] for a in lr])
+    image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis_r")
+    axis.set(title=method, xlabel="mu", ylabel="lr", xticks=range(len(mu)), yticks=range(len(lr)))
+    axis.set_xticklabels([f"{each:g}" for each in mu])
+    axis.set_yticklabels([f"{each:g}" for each in lr])
+    for (row, column), value in np.ndenumerate(values):
+        axis.text(column, row, "-" if math.isnan(value) else f"{value:.3f}", ha="center", va="center", fontsize=8)
+    assert axis.figure is not None
+    axis.figure.colorbar(image, ax=axis, label="lowest validation loss")
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def report(root: Path) -> None:
+    """Read the runs in a folder, say all about them, and write it to its folder `report`."""
+    cells, sweeps = collect(root) if root.is_dir() else ([], {})
+    if not sweeps:
+        raise SystemExit(f"pbrl.finetune.report: {root} has no runs of pbrl.finetune")
+    output = Output(root / "report", Console(width=None if Console().is_terminal else 160))
+    found = output.table(table(cells), show=True)
+    for trend in trends(cells):
+        output.say(trend)
+        found += page.paragraph(trend)
+    if figure := draw_dimensions(cells):
+        found += output.figure("intrinsic_dimension", figure, "Censored runs count as their whole budget.")
+    output.write_csv()
+    tuning = "".join(output.figure(name, figure, "") for name, figure in draw_sweeps(sweeps).items())
+    sections = {"Iterations and intrinsic dimension": found, "Sweeps": tuning}
+    written = page.page("pbrl: fine-tuning by comparisons", "", sections)
+    (output.folder / "index.html").write_text(written, encoding="utf-8")
+    output.say(f"The page is {output.folder / 'index.html'}; figures and tables are beside it.", "bold")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune.report", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune"))
+    try:
+        report(parser.parse_args().folder)
+    except OSError as error:
+        raise SystemExit(f"pbrl.finetune.report: {error.strerror}: {error.filename}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The runs of `python -m pbrl.finetune` in a folder: read, and the best settings among them picked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from pbrl.report.runs import ASIDE
+from pbrl.run import checkpoint
+from pbrl.run.record import columns, read
+from pbrl.run.settings import ConfigurationError
+from pbrl.types import Float64
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, up to where it is. Evaluations are arrays [evaluations]."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    iteration: Float64  # of each evaluation, from 1
+    accuracy: Float64
+    validation_loss: Float64
+    iterations: int  # in all
+    target: float | None  # the accuracy to exceed
+    ended: str  # arrived, diverged, or "" for a run that spent its iterations or goes on
+
+    @property
+    def task(self) -> str:
+        """The data set."""
+        return str(self.settings["task"]["name"])
+
+    @property
+    def setting(self) -> str:
+        """Model, and what of it is kept, new and tuned."""
+        return str(self.settings["setting"])
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return str(self.settings["name"])
+
+    @property
+    def hyperparameters(self) -> tuple[float, float | None]:
+        """The learning rate, and the radius of those who have one."""
+        return float(self.settings["lr"]), self.settings["mu"]
+
+    @property
+    def seed(self) -> int:
+        """Of all its randomness."""
+        return int(self.settings["seed"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return bool(self.ended) or self.iterations >= self.settings["iterations"]
+
+    @property
+    def lowest_loss(self) -> float:
+        """On the validation set; infinite for a run that diverged."""
+        return float(self.validation_loss.min()) if len(self.validation_loss) and self.ended != "diverged" else np.inf
+
+    @property
+    def best_accuracy(self) -> float:
+        """On the validation set."""
+        return float(self.accuracy.max()) if len(self.accuracy) else np.nan
+
+    @property
+    def iterations_to_best(self) -> int:
+        """When its best accuracy was first seen."""
+        return int(self.iteration[self.accuracy.argmax()]) if len(self.accuracy) else 0
+
+    def reached(self, accuracy: float) -> float:
+        """The iterations it took to exceed an accuracy; nan: it never did."""
+        above = self.iteration[self.accuracy > accuracy]
+        return float(above[0]) if len(above) else np.nan
+
+
+def find(root: Path) -> list[Run]:
+    """All runs in a folder, in the order of their names."""
+    paths = (path.parent for path in sorted(root.rglob("metrics.jsonl")))
+    return [load(path) for path in paths if not ASIDE.search(path.name) and (path / "config.yaml").exists()]
+
+
+def load(folder: Path) -> Run:
+    """One run."""
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    metrics = columns(read(folder / "metrics.jsonl"))
+    none = np.empty(0)
+    known = np.isfinite(metrics.get("accuracy", none))
+    saved = checkpoint.load(folder / "checkpoint")
+    state: dict[str, Any] = saved[1] if saved else {"target": None, "ended": ""}
+    return Run(
+        folder,
+        settings,
+        metrics["iteration"][known] + 1 if known.any() else none,
+        metrics["accuracy"][known] if known.any() else none,
+        metrics["validation_loss"][known] if known.any() else none,
+        int(metrics["iteration"][-1]) + 1 if "iteration" in metrics else 0,
+        state["target"],
+        state["ended"],
+    )
+
+
+Hyperparameters = tuple[float, float | None]
+
+
+def losses(runs: Sequence[Run]) -> dict[Hyperparameters, float]:
+    """The lowest validation loss of each choice of hyperparameters, averaged over its finished runs without a target.
+
+    A choice of which a run diverged loses to all others. Give runs of one setting and method.
+    """
+    found = defaultdict(list)
+    for run in runs:
+        if run.settings["target"] is None and run.finished:
+            found[run.hyperparameters].append(run.lowest_loss)
+    return {choice: float(np.mean(values)) for choice, values in sorted(found.items(), key=str)}
+
+
+def best_settings(root: Path, task: str, setting: str, method: str) -> Hyperparameters:
+    """The hyperparameters with the lowest validation loss."""
+    found = losses(find(root / task / setting / method))
+    if not found or not np.isfinite(min(found.values())):
+        raise ConfigurationError(
+            f"tuned=true picks lr and mu from a sweep, but {root / task / setting / method} has no finished run "
+            f"without a target: sweep first, such as with `-m method={method} lr=...`"
+        )
+    return min(found, key=lambda choice: found[choice])
+
+
+def target_of_sgd(root: Path, task: str, setting: str) -> float:
+    """The best accuracy of SGD with its best learning rate, averaged over its runs."""
+    runs = [run for run in find(root / task / setting / "sgd") if run.finished]
+    if not runs:
+        raise ConfigurationError(
+            f"target=sgd is the accuracy of the setting's SGD runs, but {root / task / setting / 'sgd'} has no "
+            "finished one: run method=sgd first, or give target a number"
+        )
+    best = best_settings(root, task, setting, "sgd")
+    return float(np.mean([run.best_accuracy for run in runs if run.hyperparameters == best]))

@@ -1,0 +1,44 @@
+"""A planar cheetah that runs: `dm_control.suite.cheetah`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dm_control.suite import cheetah
+
+from pbrl.simulation.native import Physics, compiled
+from pbrl.simulation.tasks.tolerance import linear
+from pbrl.types import Float64
+
+TASKS = ("run",)
+WRITES_MODEL = False
+
+
+class Constants(NamedTuple):
+    """What dm_control knows by name."""
+
+    velocity: int  # sensor: horizontal velocity of the centre of mass
+    run_speed: float  # metres per second
+
+
+def constants(environment: Any) -> Constants:
+    """Read them off dm_control's model and task."""
+    model = environment.physics.model
+    return Constants(
+        velocity=int(model.sensor_adr[model.name2id("torso_subtreelinvel", "sensor")]),
+        run_speed=float(cheetah._RUN_SPEED),
+    )
+
+
+@compiled
+def observe(physics: Physics, c: Constants, obs: Float64) -> None:  # noqa: ARG001
+    """Positions but the horizontal one, velocities."""
+    positions = len(physics.qpos) - 1
+    obs[:positions] = physics.qpos[1:]
+    obs[positions:] = physics.qvel
+
+
+@compiled
+def reward(physics: Physics, c: Constants) -> float:
+    """Speed, up to the running speed."""
+    return linear(physics.sensordata[c.velocity], c.run_speed, float("inf"), c.run_speed, 0.0)

@@ -1,0 +1,127 @@
+"""The statistics of a benchmark against known answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from pbrl.report.stats import (
+    estimate,
+    interquartile_mean,
+    optimality_gap,
+    probability_of_improvement,
+    profile,
+    relative_score,
+    standard_error,
+)
+
+HOW = {"resamples": 500, "seed": 0}
+SCORES = arrays(np.float64, (3, 4), elements=st.floats(0, 1.25, width=16))
+
+
+def benchmark(rng: np.random.Generator, tasks: int = 3, runs: int = 5) -> list[np.ndarray]:
+    return list(rng.normal(0.5, 0.1, (tasks, runs)))
+
+
+def test_the_interquartile_mean_is_of_the_middle_half() -> None:
+    assert interquartile_mean([np.array([0.0, 4.0, 1.0, 100.0]), np.array([2.0, 3.0, -50.0, 5.0])]) == 2.5  # 1 2 3 4
+
+
+def test_the_interquartile_mean_is_scipys_trimmed_mean_of_all_runs(rng: np.random.Generator) -> None:
+    tasks = [rng.random(5), rng.random(3), rng.random(4)]  # also where tasks have unequal numbers of runs
+    assert interquartile_mean(tasks) == stats.trim_mean(np.concatenate(tasks), 0.25)
+
+
+def test_the_optimality_gap_does_not_reward_what_exceeds_the_maximum() -> None:
+    assert optimality_gap([np.array([0.5, 1.0]), np.array([1.5, 0.0])]) == 1 - (0.5 + 1 + 1 + 0) / 4
+
+
+def test_a_profile_counts_runs_above_each_threshold() -> None:
+    shares = profile([np.array([0.1, 0.5]), np.array([0.5, 0.9])], np.array([0.0, 0.1, 0.5, 0.9]))
+    np.testing.assert_array_equal(shares, [1.0, 0.75, 0.25, 0.0])
+
+
+@given(SCORES)
+def test_a_profile_never_rises_and_its_area_is_the_mean(scores: np.ndarray) -> None:
+    thresholds = np.linspace(0, 1.25, 1251)
+    shares = profile(list(scores), thresholds)
+    assert (np.diff(shares) <= 0).all()
+    assert shares.mean() * 1.25 == pytest.approx(scores.mean(), abs=2e-3)
+
+
+def test_the_probability_of_improvement_by_hand() -> None:
+    first = [np.array([1.0, 3.0]), np.array([5.0, 5.0])]
+    second = [np.array([2.0, 2.0, 0.0]), np.array([5.0, 6.0])]
+    # Task 1: 1 beats 0; 3 beats all: 4 of 6. Task 2: two ties of four.
+    assert probability_of_improvement(first, second) == pytest.approx((4 / 6 + 1 / 4) / 2)
+
+
+@given(SCORES, SCORES)
+def test_the_probability_of_improvement_is_the_rank_test_and_both_ways_make_one(
+    first: np.ndarray, second: np.ndarray
+) -> None:
+    ours = probability_of_improvement(list(first), list(second))
+    assert ours + probability_of_improvement(list(second), list(first)) == pytest.approx(1)
+    ranks = [stats.mannwhitneyu(x, y).statistic / 16 for x, y in zip(first, second, strict=True)]
+    assert ours == pytest.approx(np.mean(ranks))
+
+
+def test_a_relative_score_is_a_ratio_of_means_over_tasks() -> None:
+    ours, theirs = [np.array([0.2, 0.4]), np.array([0.6])], [np.array([0.5]), np.array([0.6, 0.8])]
+    assert relative_score(ours, theirs) == pytest.approx((0.3 + 0.6) / (0.5 + 0.7))
+    assert math.isnan(relative_score(ours, [np.zeros(2), np.zeros(2)]))  # there is nothing to compare with
+
+
+def test_the_standard_error_is_scipys_over_what_is_there() -> None:
+    values = np.array([[1.0, 2.0, 5.0], [2.0, np.nan, np.nan], [4.0, 5.0, np.nan]])
+    expected = [stats.sem([1, 2, 4]), stats.sem([2, 5]), np.nan]  # of a single value: none
+    np.testing.assert_allclose(standard_error(values), expected)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_one_another(rng: np.random.Generator) -> None:
+    scores = benchmark(rng)
+    first, again = (estimate(interquartile_mean, scores, **HOW) for _ in range(2))
+    assert first == again
+    assert estimate(interquartile_mean, scores, resamples=500, seed=1).low != first.low
+
+
+def test_a_widened_interval_of_a_mean_is_students(rng: np.random.Generator) -> None:
+    scores = rng.normal(size=40)  # many, so that the bootstrap's own shape is normal
+    found = estimate(lambda tasks: tasks[0].mean(axis=-1), [scores], resamples=100_000, seed=0)
+    expected = stats.t.interval(0.95, 39, scores.mean(), stats.sem(scores))
+    assert (found.low, found.high) == pytest.approx(expected, abs=0.02)
+
+
+@settings(max_examples=20)
+@given(SCORES, SCORES)
+def test_intervals_contain_the_estimate_and_keep_to_their_bounds(first: np.ndarray, second: np.ndarray) -> None:
+    found = estimate(probability_of_improvement, list(first), list(second), **HOW, bounds=(0, 1))
+    assert 0 <= found.low <= found.value + 1e-9
+    assert found.value - 1e-9 <= found.high <= 1
+
+
+def test_intervals_shrink_as_runs_are_added(rng: np.random.Generator) -> None:
+    few, many = (estimate(optimality_gap, benchmark(rng, runs=runs), **HOW) for runs in (4, 40))
+    assert many.high - many.low < (few.high - few.low) / 2
+
+
+def test_one_run_of_a_task_gives_no_interval(rng: np.random.Generator) -> None:
+    scores = [rng.random(5), rng.random(1)]
+    found = estimate(interquartile_mean, scores, **HOW)
+    assert found.value == interquartile_mean(scores)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_an_interval_of_a_profile_is_one_of_each_threshold(rng: np.random.Generator) -> None:
+    thresholds = np.linspace(0, 1, 11)
+    found = estimate(lambda tasks: profile(tasks, thresholds), benchmark(rng), **HOW, bounds=(0, 1))
+    assert found.value.shape == found.low.shape == found.high.shape == (11,)
+    assert (found.low <= found.value).all()
+    assert (found.value <= found.high).all()

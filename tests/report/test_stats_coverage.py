@@ -1,0 +1,69 @@
+"""Do 95 % intervals cover the truth in 95 of 100 benchmarks? Simulated, with the five runs a task that people have.
+
+The truth is the statistic of the populations that the runs are drawn from, here of many thousand runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pbrl.report.stats import estimate, interquartile_mean, optimality_gap, probability_of_improvement
+
+Population = Callable[..., np.ndarray]
+TASKS, RUNS = 6, 5
+MANY = 4000
+
+
+def normal(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    """Tasks of different difficulty, all with the same spread."""
+    return np.linspace(0.2, 0.8, TASKS)[:, None] + 0.08 * rng.standard_normal(size)
+
+
+def unequal(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    """Hard tasks spread ten times as far as easy ones."""
+    return np.linspace(0.2, 0.8, TASKS)[:, None] + np.linspace(0.02, 0.2, TASKS)[:, None] * rng.standard_normal(size)
+
+
+def skewed(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    """Scores between 0 and 1, skewed where they come near either."""
+    middle = np.linspace(0.15, 0.9, TASKS)[:, None]
+    return rng.beta(12 * middle, 12 * (1 - middle), size)
+
+
+def failing(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    """Three runs of ten learn nothing."""
+    middle = np.linspace(0.3, 0.8, TASKS)[:, None]
+    return np.where(rng.random(size) < 0.7, rng.beta(40 * middle, 40 * (1 - middle), size), rng.beta(3, 30, size))
+
+
+def coverage(population: Population, statistic: Callable[..., np.ndarray], arms: int, benchmarks: int) -> float:
+    """The share of simulated benchmarks whose interval holds the truth; a second arm is 0.05 better."""
+    rng = np.random.default_rng(0)
+    shifts = [0.05 * arm for arm in reversed(range(arms))]
+    truth = statistic(*(list(population(rng, (TASKS, MANY)) + shift) for shift in shifts))
+    held = 0
+    for _ in range(benchmarks):
+        drawn = [list(population(rng, (TASKS, RUNS)) + shift) for shift in shifts]
+        found = estimate(statistic, *drawn, resamples=1000, seed=0)
+        held += bool(found.low <= truth <= found.high)
+    return held / benchmarks
+
+
+STATISTICS = [(interquartile_mean, 1), (optimality_gap, 1), (probability_of_improvement, 2)]
+
+
+@pytest.mark.parametrize(("statistic", "arms"), STATISTICS)
+def test_intervals_cover(statistic: Callable[..., np.ndarray], arms: int) -> None:
+    assert 0.93 <= coverage(skewed, statistic, arms, 1000) <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("population", [normal, unequal, skewed, failing])
+@pytest.mark.parametrize(("statistic", "arms"), STATISTICS)
+def test_intervals_cover_whatever_the_scores_look_like(
+    population: Population, statistic: Callable[..., np.ndarray], arms: int
+) -> None:
+    assert 0.93 <= coverage(population, statistic, arms, 2000) <= 0.97

@@ -1,0 +1,281 @@
+"""Collections: exact, the same for any number of threads, and honest about what went wrong."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+
+from pbrl.policy import GaussianPolicy
+from pbrl.simulation import tasks, worlds
+from pbrl.simulation.simulator import Simulator
+from pbrl.simulation.worlds import flatten
+from pbrl.types import Behaviour, Float32, Trajectories
+
+MakePolicy = Callable[..., GaussianPolicy]
+BOTH = ("observations", "actions")
+
+
+def two_policies(policy: GaussianPolicy) -> Float32:
+    rng = np.random.default_rng(5)
+    first = policy.initial(rng)
+    return np.stack([first, first + 0.3 * rng.standard_normal(policy.size).astype(np.float32)])
+
+
+def assert_same(one: Trajectories, other: Trajectories) -> None:
+    for field in ("policy", "lengths", "diverged", "start", "observations", "actions", "task_rewards"):
+        assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
+
+
+@pytest.mark.parametrize(
+    "task", ["walker_walk", "cheetah_run", "swimmer_swimmer6", "quadruped_run", "cartpole_swingup"]
+)
+def test_the_same_bits_for_any_number_of_threads(task: str, make_policy: MakePolicy) -> None:
+    collected = []
+    for threads in (1, 2, 4):
+        simulator = Simulator(task, seed=11, threads=threads, steps=40)
+        policy = make_policy(simulator)
+        arms = np.repeat([0, 1], 10)
+        collected.append(simulator.collect(policy, two_policies(policy), arms, iteration=2, keep=BOTH))
+    assert_same(collected[0], collected[1])
+    assert_same(collected[0], collected[2])
+    assert collected[0].observations is not None
+    assert len(np.unique(collected[0].observations[:, -1], axis=0)) == 20  # no two trajectories are the same
+
+
+def test_the_same_seed_twice_and_another_seed(make_policy: MakePolicy) -> None:
+    runs = [Simulator("hopper_hop", seed=seed, steps=30) for seed in (1, 1, 2)]
+    policy = make_policy(runs[0])
+    arms = np.zeros(6, np.int64)
+    first, same, other = (run.collect(policy, two_policies(policy), arms, iteration=0, keep=BOTH) for run in runs)
+    assert_same(first, same)
+    assert first.observations is not None
+    assert other.observations is not None
+    assert (first.observations[:, 0] != other.observations[:, 0]).any(axis=1).all()
+    next_iteration = runs[0].collect(policy, two_policies(policy), arms, iteration=1, keep=BOTH)
+    assert next_iteration.observations is not None
+    assert (first.observations[:, 0] != next_iteration.observations[:, 0]).any(axis=1).all()
+
+
+def test_a_row_alone_equals_the_row_in_a_batch(make_policy: MakePolicy) -> None:
+    simulator = Simulator("walker_run", seed=3, steps=60)
+    policy = make_policy(simulator)
+    parameters, arms = two_policies(policy), np.array([1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0])
+    batch = simulator.collect(policy, parameters, arms, iteration=4, keep=BOTH)
+    for i in (0, 1, 7, 10):
+        alone = simulator.collect(
+            policy, parameters[arms[i]], np.zeros(1, np.int64), iteration=4, first_trajectory=i, keep=BOTH
+        )
+        assert_array_equal(alone.task_rewards[0], batch.task_rewards[i])
+        assert alone.observations is not None
+        assert batch.observations is not None
+        assert_array_equal(alone.observations[0], batch.observations[i])
+
+
+def test_collected_actions_are_the_policys(make_policy: MakePolicy) -> None:
+    """mean + std * noise, with noise of variance 1 that is independent between trajectories and steps."""
+    simulator = Simulator("cheetah_run", seed=0, steps=200)
+    policy = make_policy(simulator, initial_log_std=-1.0)
+    parameters = two_policies(policy)
+    arms = np.repeat([0, 1], 8)
+    sampled = simulator.collect(policy, parameters, arms, iteration=0, keep=BOTH)
+    assert sampled.observations is not None
+    assert sampled.actions is not None
+    for arm in (0, 1):
+        theta = torch.from_numpy(parameters[arm])
+        mean = policy.mean(theta, torch.from_numpy(sampled.observations[arms == arm, :-1])).numpy()
+        noise = (sampled.actions[arms == arm] - mean) / np.exp(parameters[arm, -policy.act_size :])
+        assert noise.mean() == pytest.approx(0, abs=0.05)
+        assert noise.std() == pytest.approx(1, abs=0.05)
+        assert abs(np.corrcoef(noise.reshape(8, -1)) - np.eye(8)).max() < 0.15
+        assert np.corrcoef(noise[:, 1:].ravel(), noise[:, :-1].ravel())[0, 1] == pytest.approx(0, abs=0.06)
+    calm = simulator.collect(policy, parameters, arms, iteration=0, mean_actions=True, keep=BOTH)
+    assert calm.observations is not None
+    mean = policy.mean(torch.from_numpy(parameters[1]), torch.from_numpy(calm.observations[arms == 1, :-1])).numpy()
+    np.testing.assert_allclose(calm.actions[arms == 1], mean, atol=1e-4)  # type: ignore[index]
+
+
+def test_common_start_shares_states_but_not_noise(make_policy: MakePolicy) -> None:
+    simulator = Simulator("walker_walk", seed=0, steps=5)
+    policy = make_policy(simulator)
+    theta = two_policies(policy)[:1].repeat(2, axis=0)  # the same policy in both arms: only noise can differ
+    arms = np.array([0, 1, 1, 0, 0, 1])
+    shared = simulator.collect(policy, theta, arms, iteration=0, common_start=True, keep=BOTH)
+    assert shared.observations is not None
+    assert_array_equal(shared.observations[arms == 0, 0], shared.observations[arms == 1, 0])
+    assert (shared.observations[arms == 0, 1] != shared.observations[arms == 1, 1]).any(axis=1).all()
+    own = simulator.collect(policy, theta, arms, iteration=0, keep=BOTH)
+    assert own.observations is not None
+    assert len(np.unique(own.observations[:, 0], axis=0)) == 6
+
+
+@pytest.mark.parametrize(
+    "task", ["walker_walk", "cheetah_run", "hopper_stand", "quadruped_walk", "fish_swim", "humanoid_run"]
+)
+@pytest.mark.parametrize("mean_actions", [False, True])
+def test_compiled_loops_equal_dm_controls_environments(task: str, mean_actions: bool, make_policy: MakePolicy) -> None:
+    fast, plain = (Simulator(task, seed=1, steps=100, native=native) for native in (True, False))
+    policy = make_policy(fast)
+    arms = np.array([0, 1, 0])
+    settings: dict[str, Any] = {"iteration": 0, "mean_actions": mean_actions, "keep": BOTH}
+    ours = fast.collect(policy, two_policies(policy), arms, **settings)
+    reference = plain.collect(policy, two_policies(policy), arms, **settings)
+    assert_array_equal(ours.actions, reference.actions)
+    assert_array_equal(ours.observations, reference.observations)
+    np.testing.assert_allclose(ours.task_rewards, reference.task_rewards, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "swimmer_swimmer15", "quadruped_walk"])
+def test_replay_is_bit_for_bit(task: str, make_policy: MakePolicy) -> None:
+    simulator = Simulator(task, seed=9, steps=80)
+    policy = make_policy(simulator, initial_log_std=0.5)  # many actions beyond the bounds
+    collected = simulator.collect(
+        policy, two_policies(policy), np.array([0, 1, 1, 0]), iteration=6, common_start=True, keep=BOTH
+    )
+    assert collected.observations is not None
+    task_object = tasks.load(task).task
+    for row in (1, 3):
+        seen = [flatten(task_object.get_observation(physics)) for physics in simulator.replay(collected, row)]
+        assert_array_equal(np.array(seen, np.float32), collected.observations[row])
+
+
+def test_what_nobody_asked_for_is_not_stored(make_policy: MakePolicy) -> None:
+    simulator = Simulator("hopper_stand", seed=0, steps=3)
+    policy = make_policy(simulator)
+    bare = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
+    assert bare.observations is None
+    assert bare.actions is None
+    assert bare.task_rewards.shape == (1, 3)
+    with pytest.raises(ValueError, match="did not keep its actions"):
+        next(simulator.replay(bare, 0))
+
+
+def test_what_agents_receive_has_no_rewards_in_it(make_policy: MakePolicy) -> None:
+    simulator = Simulator("hopper_stand", seed=0, steps=3)
+    policy = make_policy(simulator)
+    behaviour = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0, keep=BOTH).without_rewards()
+    assert type(behaviour) is Behaviour
+    assert not any("reward" in name or "return" in name for name in dir(behaviour))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_diverged_physics_is_contained_and_reported(
+    native: bool, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A huge force in two of eight worlds: they lose their reward from there on, the others notice nothing."""
+    simulator = Simulator("walker_walk", seed=0, threads=2, steps=50, native=native)
+    policy = make_policy(simulator)
+    arms = np.zeros(8, np.int64)
+    healthy = simulator.collect(policy, two_policies(policy), arms, iteration=0, keep=BOTH)
+    episodes = []
+
+    def sabotage(physics: Any, after: Callable[[], None]) -> None:
+        after()
+        episodes.append(physics)
+        if len(episodes) in (2, 5):
+            physics.data.qfrc_applied[0] = 1e20
+
+    if native:
+        begin = worlds.begin_episode
+        monkeypatch.setattr(worlds, "begin_episode", lambda e, p, s: sabotage(p, lambda: begin(e, p, s)))
+    else:
+        for world in simulator._workers:
+            for environment in world.environments:  # type: ignore[attr-defined]
+                reset = environment.reset
+                monkeypatch.setattr(
+                    environment, "reset", lambda e=environment, r=reset: sabotage(e.physics, lambda: r())
+                )
+    broken = simulator.collect(policy, two_policies(policy), arms, iteration=0, keep=BOTH)
+    monkeypatch.undo()
+    assert broken.diverged.sum() == 2
+    assert (broken.lengths[broken.diverged] < 50).all()
+    for row in np.flatnonzero(broken.diverged):
+        assert not broken.task_rewards[row, broken.lengths[row] :].any()
+        assert np.isfinite(broken.observations[row]).all()  # type: ignore[index]
+    assert_array_equal(broken.task_rewards[~broken.diverged], healthy.task_rewards[~broken.diverged])
+    assert "diverged in 2 of 8 trajectories of iteration 0" in caplog.text
+    after = simulator.collect(policy, two_policies(policy), arms, iteration=0, keep=BOTH)
+    assert_same(after, healthy)  # and nothing of it is left behind
+
+
+def test_divergence_in_the_middle_of_an_episode(make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was earned before stays earned."""
+    simulator = Simulator("cheetah_run", seed=0, threads=1, steps=60)
+    policy = make_policy(simulator)
+    healthy = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
+    begin = worlds.begin_episode
+
+    def drift(environment: Any, physics: Any, stream: Any) -> None:
+        begin(environment, physics, stream)
+        physics.data.qvel[0] = 0
+        physics.data.qfrc_applied[0] = 1e9  # accelerates beyond all bounds within some steps
+
+    monkeypatch.setattr(worlds, "begin_episode", drift)
+    broken = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
+    end = broken.lengths[0]
+    assert broken.diverged[0]
+    assert 0 < end < 60
+    assert broken.task_rewards[0, :end].any()
+    assert not broken.task_rewards[0, end:].any()
+    assert healthy.lengths[0] == 60
+
+
+def test_a_task_that_ends_by_itself_stops_there(make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator = Simulator("cartpole_balance", seed=0, threads=1, steps=20)
+    policy = make_policy(simulator)
+    simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
+    [environment] = simulator._workers[0].environments  # type: ignore[attr-defined]
+    monkeypatch.setattr(environment.task, "get_termination", lambda physics: 0.0 if physics.time() > 0.065 else None)
+    ended = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
+    assert ended.lengths[0] == 7  # control steps of 0.01 s
+    assert not ended.diverged[0]
+    assert ended.task_rewards[0, :7].all()
+    assert not ended.task_rewards[0, 7:].any()
+
+
+def test_memory_stays_flat_over_a_thousand_collections(make_policy: MakePolicy) -> None:
+    simulator = Simulator("hopper_hop", seed=0, steps=4)
+    policy = make_policy(simulator)
+    parameters, arms = two_policies(policy), np.repeat([0, 1], 4)
+
+    def peak_after(collections: int) -> float:
+        for i in range(collections):
+            simulator.collect(policy, parameters, arms, iteration=i, keep=BOTH)
+        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+        return kibibytes / 1024
+
+    settled = peak_after(200)
+    assert peak_after(800) - settled < 8  # MiB
+
+
+def test_bad_input_is_refused_by_name(make_policy: MakePolicy) -> None:
+    simulator = Simulator("cheetah_run", seed=0, steps=3)
+    policy = make_policy(simulator)
+    parameters, one = two_policies(policy), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        Simulator("cheetah_run", seed=0, threads=0)
+    with pytest.raises(ValueError, match="steps must be between 1 and 1000"):
+        Simulator("cheetah_run", seed=0, steps=1001)
+    with pytest.raises(ValueError, match="acrobot_swingup has no compiled loops"):
+        Simulator("acrobot_swingup", seed=0, native=True)
+    broken = parameters.copy()
+    broken[1, 7] = np.nan
+    with pytest.raises(ValueError, match=r"policy \[1\] contain NaN"):
+        simulator.collect(policy, broken, one, iteration=0)
+    with pytest.raises(ValueError, match=r"must lie in 0..1, not 0..2"):
+        simulator.collect(policy, parameters, np.array([0, 2]), iteration=0)
+    with pytest.raises(ValueError, match="a policy for each trajectory"):
+        simulator.collect(policy, parameters, np.zeros(0, np.int64), iteration=0)
+    with pytest.raises(ValueError, match=r"shape \[K, "):
+        simulator.collect(policy, parameters[:, 1:], one, iteration=0)
+    with pytest.raises(ValueError, match=r"not \['rewards'\]"):
+        simulator.collect(policy, parameters, one, iteration=0, keep=["rewards"])
+    other = make_policy(Simulator("walker_walk", seed=0))
+    with pytest.raises(ValueError, match="maps 24 observations to 6 actions, but cheetah_run has 17 and 6"):
+        simulator.collect(other, parameters, one, iteration=0)

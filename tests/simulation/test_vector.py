@@ -1,0 +1,104 @@
+"""The gymnasium environments: registered, checked by gymnasium, and dm_control's step by step."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from numpy.testing import assert_array_equal
+
+import pbrl
+from pbrl.simulation import tasks
+from pbrl.simulation.vector import BatchedEnv
+from pbrl.simulation.worlds import flatten
+
+assert pbrl  # importing it registers the environments
+
+
+@pytest.mark.parametrize("task", ["walker_walk", "quadruped_run", "pendulum_swingup"])
+def test_gymnasiums_own_checker_is_content(task: str) -> None:
+    with warnings.catch_warnings():  # of DM Control's own bounds; all else that the checker warns of is an error
+        warnings.filterwarnings("ignore", message=r".*A Box observation space (min|max)imum value is -?infinity.*")
+        warnings.filterwarnings("ignore", message=r".*we recommend using a symmetric and normalized space.*")
+        check_env(gymnasium.make(f"pbrl/{task}-v0").unwrapped)
+
+
+def test_every_task_is_registered() -> None:
+    assert {f"pbrl/{name}-v0" for name in tasks.NAMES} <= set(gymnasium.registry)
+
+
+def test_make_vec_gives_the_batched_environment() -> None:
+    batch = gymnasium.make_vec("pbrl/walker_walk-v0", num_envs=64)
+    assert isinstance(batch.unwrapped, BatchedEnv)
+    obs, info = batch.reset(seed=0)
+    assert obs.shape == (64, 24)
+    assert obs in batch.observation_space
+    assert info == {}
+    obs, rewards, terminated, truncated, info = batch.step(batch.action_space.sample())
+    assert rewards.shape == terminated.shape == truncated.shape == (64,)
+    batch.close()
+
+
+@pytest.mark.parametrize("task", ["hopper_hop", "cartpole_swingup"])
+def test_steps_are_dm_controls_across_episodes(task: str) -> None:
+    """Episodes of 30 steps: truncated at the limit, begun anew by the next step, from the same stream."""
+    batch = BatchedEnv(3, task, threads=2, max_episode_steps=30)
+    references = [tasks.load(task) for _ in range(3)]
+    for seed, reference in zip([4, 5, 6], references, strict=True):
+        reference.task._random = np.random.RandomState(np.random.PCG64(seed))
+    expected = [reference.reset() for reference in references]
+    obs, _ = batch.reset(seed=[4, 5, 6])
+    random = np.random.default_rng(0)
+    for t in range(1, 70):
+        assert_array_equal(obs, [flatten(step.observation) for step in expected])
+        actions = random.uniform(-1, 1, batch.action_space.shape)
+        obs, rewards, terminated, truncated, _ = batch.step(actions)
+        assert not terminated.any()
+        assert truncated.tolist() == [t % 31 == 30] * 3
+        if t % 31 == 0:
+            assert not rewards.any()
+            expected = [reference.reset() for reference in references]
+        else:
+            expected = [reference.step(action) for reference, action in zip(references, actions, strict=True)]
+            np.testing.assert_allclose(rewards, [step.reward for step in expected], rtol=0, atol=1e-9)
+
+
+def test_seeds_and_threads() -> None:
+    runs = []
+    for threads, seed in [(1, 3), (2, 3), (3, 4)]:
+        batch = BatchedEnv(5, "cheetah_run", threads=threads)
+        obs, _ = batch.reset(seed=seed)
+        again, _ = batch.reset()
+        runs.append((obs, again, batch.step(np.full((5, 6), 0.5))[0]))
+    for one, two in zip(runs[0], runs[1], strict=True):
+        assert_array_equal(one, two)
+    assert (runs[0][0] != runs[2][0]).any(axis=1).all()
+    assert (runs[0][0] != runs[0][1]).any(axis=1).all()
+    assert len(np.unique(runs[0][0], axis=0)) == 5
+
+
+def test_diverged_physics_terminates_that_environment_alone() -> None:
+    batch = BatchedEnv(4, "walker_walk", threads=2)
+    batch.reset(seed=0)
+    batch._worlds[1].physics[0].data.qfrc_applied[0] = 1e20  # type: ignore[attr-defined]
+    actions = np.zeros((4, 6))
+    _, rewards, terminated, truncated, info = batch.step(actions)
+    assert terminated.tolist() == [False, False, True, False]
+    assert not truncated.any()
+    assert info["diverged"].tolist() == [False, False, True, False]
+    assert (rewards > 0).tolist() == [True, True, False, True]
+    _, _, terminated, _, info = batch.step(actions)  # begins anew
+    assert not terminated.any()
+    assert info == {}
+    assert (batch.step(actions)[1] > 0).all()
+
+
+def test_misuse_is_refused() -> None:
+    batch = BatchedEnv(2, "cheetah_run", threads=1)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        batch.step(np.zeros((2, 6)))
+    with pytest.raises(ValueError, match="one seed for each of 2 environments, please, not 3"):
+        batch.reset(seed=[1, 2, 3])
