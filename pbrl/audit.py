@@ -16,7 +16,6 @@ import hydra
 import matplotlib as mpl
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
@@ -26,6 +25,7 @@ from scipy.stats import binomtest
 
 from oracles.oracle import Answers, Oracle, Reason
 from pbrl.run.preference_log import answers_of, read
+from pbrl.run.settings import instantiate
 from pbrl.types import Bool, Float64
 
 if TYPE_CHECKING:  # anything with its `collect` will do

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
@@ -26,6 +25,7 @@ from pbrl.normaliser import Normaliser
 from pbrl.run import checkpoint
 from pbrl.run.films import kept_policy
 from pbrl.run.record import read
+from pbrl.run.settings import instantiate
 from pbrl.simulation import gl, video
 from pbrl.types import Float32, Trajectories
 

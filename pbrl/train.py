@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.logging import RichHandler
 from safetensors.numpy import save_file
@@ -39,7 +38,7 @@ from pbrl.run.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
 from pbrl.run.mirrors import mirrors
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.record import Record, RecordError, columns, read
-from pbrl.run.settings import ConfigurationError, check, suggest
+from pbrl.run.settings import ConfigurationError, check, instantiate, suggest
 from pbrl.run.signals import Stopped, signals_noted
 from pbrl.run.summary import summarise
 from pbrl.simulation import native, tasks

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pbrl.ledger import Ledger
+from pbrl.run.settings import instantiate
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent
 

@@ -21,7 +21,6 @@ from typing import Any
 import hydra
 import mujoco
 import numpy as np
-from hydra.utils import instantiate
 from mujoco import rollout
 from omegaconf import DictConfig
 from rich.console import Console
@@ -32,6 +31,7 @@ import pbrl.simulation.vector
 from oracles.speed import seconds
 from pbrl.bench.agents import PARTS, measure
 from pbrl.policy import GaussianPolicy
+from pbrl.run.settings import instantiate
 from pbrl.simulation import native, tasks
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten

@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydra.utils import get_object
+from hydra.utils import instantiate as hydra_instantiate
+from omegaconf import OmegaConf
 
 import conf
+
+# Whose classes a configuration may name; a user adds their own packages with `allow=[mine]`.
+TRUSTED = ("agents", "oracles", "pbrl")
 
 # What the runner adds to a node's own settings.
 RUNTIME = {
@@ -29,6 +34,35 @@ RUNTIME = {
 
 class ConfigurationError(ValueError):
     """A setting that makes no sense, alone or beside another."""
+
+
+def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> Any:
+    """The object that a node's `_target_` describes, with these arguments added.
+
+    Only classes of pbrl's own packages, and of those in `allow`, are ever imported: a configuration is data.
+    """
+    trusted = [f"{package}.*" for package in (*TRUSTED, *allow)]
+    check_targets(node, allow=allow)
+    return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
+
+
+def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> None:
+    """Refuse a node that names, at any depth, something of a package that is not trusted. Nothing is imported."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
+    if isinstance(node, Mapping):
+        target = node.get("_target_")
+        if target is not None and (not isinstance(target, str) or target.partition(".")[0] not in (*TRUSTED, *allow)):
+            package = str(target).partition(".")[0]
+            raise ConfigurationError(
+                f"{path or 'a node'} names {target!r}: only {', '.join(TRUSTED)} and the packages that you allow are used. "
+                f"If it is yours, add allow=[{package}]"
+            )
+        for key, value in node.items():
+            check_targets(value, f"{path}.{key}".lstrip("."), allow=allow)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            check_targets(value, path, allow=allow)
 
 
 def choices(group: str) -> list[str]:
