@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from agents.pairing import paired_at_random
+from agents.pairing import at_random
 from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
+from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Float32, Metrics, Pairs, Preferences
+from pbrl.types import Behaviour, Float32, Metrics, Pairs, Preferences
 
 
 class DPO:
@@ -36,9 +36,8 @@ class DPO:
     def __init__(
         self,
         *,
-        policy: GaussianPolicy,
+        policy: Policy,
         rng: np.random.Generator,
-        trajectories: int,
         beta: float,
         log_ratio: Literal["sum", "mean"],
         learning_rate: float,
@@ -55,7 +54,7 @@ class DPO:
             raise ValueError(
                 f"batch_pairs and gradient_steps must be at least 1, not {batch_pairs} and {gradient_steps}"
             )
-        self.policy, self.rng, self.pairs = policy, rng, trajectories // 2
+        self.policy, self.rng = policy, rng
         self.beta, self.batch_pairs = beta, batch_pairs
         self.log_ratio = log_ratio
         self.gradient_steps, self.max_gradient_norm = gradient_steps, max_gradient_norm
@@ -67,19 +66,37 @@ class DPO:
         """A copy of theta."""
         return np.array(self.theta.detach().numpy())
 
-    def ask(self, budget: Budget) -> Pairs | None:
-        """Trajectories of pi, paired at random."""
-        return paired_at_random(budget, self.policy, self.parameters, pairs=self.pairs, rng=self.rng)
+    def iterate(self, budget: Budget) -> Metrics:
+        """Compare trajectories of pi, and learn from the answers."""
+        # trajectories of pi, paired at random
+        arms = np.zeros(budget.trajectories_left, np.int64)
+        keep = ("observations", "actions")
+        behaviour = budget.collect(
+            self.policy, self.parameters[None], arms, mean_actions=False, common_start=False, keep=keep
+        )
+        pairs = at_random(behaviour, budget.pairs_left, self.rng)
+        return self.learn(behaviour, pairs, budget.compare(pairs))
 
-    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
-        """A few Adam steps on the answered pairs; the metrics are those of the last one."""
+    def learn(self, behaviour: Behaviour, pairs: Pairs, preferences: Preferences) -> Metrics:
+        """A few Adam steps on the answered pairs of clips or trajectories; the metrics are those of the last step."""
         answered = np.flatnonzero(preferences.answered)
         if len(answered) == 0:
             return {}
+        clips = {}  # (s_t, a_t) of each, until its end
+        for side, name in ((pairs.first, "first"), (pairs.second, "second")):
+            obs, actions, lived = behaviour.cut(side[answered], pairs.steps)
+            for row, pair in enumerate(answered):
+                clips[pair, name] = (
+                    torch.from_numpy(obs[row, : lived[row]]),
+                    torch.from_numpy(actions[row, : lived[row]]),
+                )
+
+        def log_pi(clip: tuple[int, str]) -> torch.Tensor:
+            return self.policy.log_probability(self.theta, *clips[clip])
 
         def look_at(pair: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             """A pair's loss, the gradient of it, and how far pi is from pi_ref."""
-            first, second = (self._log_pi(pairs, row) - log_ref[row] for row in (pairs.first[pair], pairs.second[pair]))
+            first, second = (log_pi((pair, name)) - log_ref[pair, name] for name in ("first", "second"))
             D = self.beta * (self._LR(second) - self._LR(first))
             q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
             L = binary_cross_entropy_with_logits(D, q)
@@ -88,8 +105,9 @@ class DPO:
             return L.detach(), gradient, (log_ratio.exp() - 1 - log_ratio).mean()
 
         with workers() as pool:
-            rows = np.concatenate([pairs.first[answered], pairs.second[answered]])
-            log_ref = dict(zip(rows, pool.map(lambda row: self._log_pi(pairs, row).detach(), rows), strict=True))
+            # pi_ref <- pi
+            log_ref = dict(zip(clips, pool.map(lambda clip: log_pi(clip).detach(), clips), strict=True))
+            # a few Adam steps on batches of the answered pairs, minimising the mean of L
             for _ in range(self.gradient_steps):
                 batch = self.rng.permutation(answered)[: self.batch_pairs]
                 looks = zip(*pool.map(look_at, batch), strict=True)
@@ -104,16 +122,8 @@ class DPO:
         }
 
     def _LR(self, log_ratios: torch.Tensor) -> torch.Tensor:  # noqa: N802
-        """A trajectory's log-ratio from those of its steps."""
+        """A clip's log-ratio from those of its steps."""
         return log_ratios.sum() if self.log_ratio == "sum" else log_ratios.sum() / max(1, len(log_ratios))
-
-    def _log_pi(self, pairs: Pairs, row: int) -> torch.Tensor:
-        """log pi(a_t|s_t) for each step of a trajectory until its end."""
-        behaviour, steps = pairs.behaviour, slice(pairs.behaviour.lengths[row])
-        assert behaviour.observations is not None
-        assert behaviour.actions is not None
-        obs, actions = behaviour.observations[row, steps], behaviour.actions[row, steps]
-        return self.policy.log_probability(self.theta, torch.from_numpy(obs), torch.from_numpy(actions))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

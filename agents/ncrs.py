@@ -10,7 +10,7 @@ Optimization", Algorithm 2 (and Algorithm 1: one vote, hard labels), applied to 
 
     theta    the policy's parameters, d of them
     alpha_t  the step of iteration t
-    N        votes; an iteration's trajectories pay for one candidate of 32 votes, or 32 of one vote, one by one
+    N        votes: an iteration's comparisons are for one candidate, or for several, tried one after the other
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pbrl import search
+from agents.pairing import by_index
 from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
-from pbrl.types import Float32, Metrics, Pairs, Preferences
+from pbrl.policy import Policy
+from pbrl.search import Directions
+from pbrl.types import Metrics
 
 
 class NCRS:
@@ -32,54 +33,56 @@ class NCRS:
     def __init__(
         self,
         *,
-        policy: GaussianPolicy,
+        policy: Policy,
         rng: np.random.Generator,
-        trajectories: int,
+        pairs: int,
         step: Callable[[int], float],
-        votes: int,
+        votes: int | None,
         feedback: Literal["score", "label"],
         direction: Literal["gaussian", "sphere"],
         collect: Literal["sampled", "mean"],
         common_start: bool,
     ) -> None:
-        if not 1 <= votes <= trajectories // 2:
-            raise ValueError(f"votes must be between 1 and {trajectories // 2}, half the trajectories, not {votes}")
-        self.policy, self.schedule, self.votes, self.feedback = policy, step, votes, feedback
+        if votes is not None and not 1 <= votes <= pairs:
+            raise ValueError(f"votes must be between 1 and {pairs}, the pairs of an iteration, not {votes}")
+        self.policy, self.rng, self.step, self.feedback = policy, rng, step, feedback
+        self.candidates = 1 if votes is None else pairs // votes  # in an iteration
+        self.directions = Directions(direction)
         self.collecting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": common_start, "keep": ()}
-        directions = search.Directions(direction)
-        self.search = search.NCRS(policy.initial(rng), step=step(0), directions=directions, rng=rng)
-        self.tried = self.accepted = 0  # in this iteration
+        self.parameters = policy.initial(rng)
 
-    @property
-    def parameters(self) -> Float32:
-        """theta."""
-        return self.search.x
+    def iterate(self, budget: Budget) -> Metrics:
+        """Try the candidates one after the other."""
+        theta, alpha, accepted = self.parameters, self.step(budget.iteration), 0
+        candidates = min(self.candidates, budget.pairs_left, budget.trajectories_left // 2)
+        for left in range(candidates, 0, -1):
+            # s ~ N(0, I_d)
+            s = self.directions.draw(self.rng, theta.shape, theta.dtype)
+            candidate = theta + np.float32(alpha) * s
 
-    def ask(self, budget: Budget) -> Pairs | None:
-        """theta against theta + alpha_t s, N trajectories each."""
-        N = self.votes
-        if budget.trajectories_left < 2 * N:
-            self.tried = self.accepted = 0
-            return None
-        self.search.step = self.schedule(budget.iteration)  # alpha_t
-        theta, candidate = self.search.ask()
-        arms = np.repeat([0, 1], N)
-        behaviour = budget.collect(self.policy, np.stack([theta, candidate]), arms, **self.collecting)
-        return Pairs(behaviour=behaviour, first=np.arange(N), second=N + np.arange(N))
+            # N trajectories of theta, N of theta + alpha_t s, paired by index
+            N = budget.pairs_left // left
+            n = min(N, budget.trajectories_left // (2 * left))  # of each arm: with more votes, some vote again
+            arms = np.repeat([0, 1], n)
+            behaviour = budget.collect(self.policy, np.stack([theta, candidate]), arms, **self.collecting)
+            assert behaviour.number is not None
+            answers = budget.compare(by_index(behaviour.number[:n], behaviour.number[n:], N))
 
-    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:  # noqa: ARG002
-        """Accept the candidate if S > 0."""
-        scores = preferences.score if self.feedback == "score" else 2 * preferences.label - 1
-        S = scores[preferences.answered].sum()
-        self.search.tell(S)
-        self.tried += 1
-        self.accepted += bool(S > 0)
-        return {"accepted": self.accepted / self.tried, "vote": float(S), "step": float(self.search.step)}  # type: ignore[arg-type]
+            # S = sum of the answered scores
+            scores = answers.score if self.feedback == "score" else 2 * answers.label - 1
+            S = scores[answers.answered].sum()
+
+            # theta <- theta + alpha_t s  if S > 0, else theta
+            if S > 0:
+                theta = candidate
+                accepted += 1
+        self.parameters = theta
+        return {"accepted": accepted / candidates, "vote": float(S), "step": float(alpha)} if candidates else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        return {"search": self.search.state_dict()}
+        return {"parameters": self.parameters, "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.search.load_state_dict(state["search"])
+        self.parameters, self.rng.bit_generator.state = state["parameters"], state["rng"]

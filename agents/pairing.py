@@ -1,27 +1,22 @@
-"""Pairs for agents that compare the trajectories of one policy with each other."""
+"""Which trajectories to compare, where the comparisons may be more or fewer than the trajectories."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
-from pbrl.types import Float32, Pairs
+from pbrl.types import Behaviour, Int64, Pairs
 
 
-def paired_at_random(
-    budget: Budget, policy: GaussianPolicy, parameters: Float32, *, pairs: int, rng: np.random.Generator
-) -> Pairs | None:
-    """Sample 2 x `pairs` trajectories of the policy, each in one pair; None if the budget does not pay for them."""
-    if budget.trajectories_left < 2 * pairs:
-        return None
-    behaviour = budget.collect(
-        policy,
-        parameters[None],
-        np.zeros(2 * pairs, np.int64),
-        mean_actions=False,
-        common_start=False,
-        keep=("observations", "actions"),
-    )
-    first, second = rng.permutation(2 * pairs).reshape(2, -1)
-    return Pairs(behaviour=behaviour, first=first, second=second)
+def by_index(first: Int64, second: Int64, pairs: int, *, experts: int = 1) -> Pairs:
+    """Compare the i-th of one arm with the i-th of the other, by their numbers [n]; then with the next one, and so on."""
+    i, n = np.arange(pairs), len(first)
+    return Pairs.whole(first[i % n], second[(i + i // n) % n], experts=experts)
+
+
+def at_random(behaviour: Behaviour, pairs: int, rng: np.random.Generator) -> Pairs:
+    """Random pairs of trajectories: disjoint ones as long as there are any, then anew."""
+    assert behaviour.number is not None
+    half = len(behaviour) // 2
+    rounds = [rng.permutation(len(behaviour))[: 2 * half].reshape(2, half) for _ in range(-(-pairs // half))]
+    first, second = np.concatenate(rounds, axis=1)[:, :pairs]
+    return Pairs.whole(behaviour.number[first], behaviour.number[second])

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from agents.pairing import paired_at_random
+from agents.pairing import at_random
 from agents.ppo import PPO
 from agents.reward_model import RewardModel
 from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
+from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Float32, Metrics, Pairs, Preferences
+from pbrl.types import Behaviour, Clips, Float32, Metrics, Pairs, Preferences
 
 
 class PPORLHF:
@@ -31,42 +31,48 @@ class PPORLHF:
     def __init__(
         self,
         *,
-        policy: GaussianPolicy,
+        policy: Policy,
         rng: np.random.Generator,
-        trajectories: int,
         reward_model: Callable[..., RewardModel],
         ppo: Callable[..., PPO],
         standardise: bool,
     ) -> None:
-        self.policy, self.rng, self.pairs, self.standardise = policy, rng, trajectories // 2, standardise
+        self.policy, self.rng, self.standardise = policy, rng, standardise
         self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
         self.ppo = ppo(policy=policy, rng=rng)
-        self.learnt_returns: Float32 | None = None  # of the trajectories last told about [N], for the record
 
     @property
     def parameters(self) -> Float32:
         """The actor's."""
         return self.ppo.parameters
 
-    def ask(self, budget: Budget) -> Pairs | None:
-        """Trajectories of pi, paired at random."""
-        return paired_at_random(budget, self.policy, self.parameters, pairs=self.pairs, rng=self.rng)
-
-    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:
-        """Fit r, then improve pi on it."""
-        self.learnt_returns = None
-        self.reward_model.remember(pairs, preferences)
+    def iterate(self, budget: Budget) -> Metrics:
+        """Compare trajectories of pi, fit r, then improve pi on it."""
+        # trajectories of pi, paired at random
+        arms = np.zeros(budget.trajectories_left, np.int64)
+        keep = ("observations", "actions")
+        behaviour = budget.collect(
+            self.policy, self.parameters[None], arms, mean_actions=False, common_start=False, keep=keep
+        )
+        pairs = at_random(behaviour, budget.pairs_left, self.rng)
+        preferences = budget.compare(pairs)
+        self.reward_model.remember(behaviour, pairs, preferences)
         with workers() as pool:
+            # fit r to the preferences
             metrics = self.reward_model.fit(pool)
-            if not metrics or not pairs.behaviour.lengths.any():  # r means nothing yet, or nobody took a step
+            if not metrics or not behaviour.lengths.any():  # r means nothing yet, or no trajectory has a step
                 return metrics
-            r = self.reward_model.reward(pairs.behaviour, pool)  # [N, T], 0 after the end
-            self.learnt_returns = r.sum(axis=1)
-            accuracy = _accuracy(self.learnt_returns, pairs, preferences)
+
+            # r_t <- r(s_t, a_t), standardised over the iteration unless told otherwise
+            r = self.reward_model.reward(behaviour, pool)  # [N, T], 0 after the end
+            budget.note(reward=r.sum(axis=1))
+            accuracy = _accuracy(r, behaviour, pairs, preferences)
             if self.standardise:
-                lived = np.arange(r.shape[1]) < pairs.behaviour.lengths[:, None]
+                lived = np.arange(r.shape[1]) < behaviour.lengths[:, None]
                 r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
-            return {**metrics, **accuracy, **self.ppo.update(pairs.behaviour, r, pool)}
+
+            # improve pi on r_t
+            return {**metrics, **accuracy, **self.ppo.update(behaviour, r, pool)}
 
     def save_sb3(self, path: str | Path) -> None:
         """Write a file that Stable-Baselines3's own `PPO.load` opens."""
@@ -87,9 +93,18 @@ class PPORLHF:
         self.rng.bit_generator.state = state["rng"]
 
 
-def _accuracy(returns: Float32, pairs: Pairs, preferences: Preferences) -> Metrics:
-    """In how many of the decided pairs the learnt returns [N] have the teacher's order."""
+def _accuracy(r: Float32, behaviour: Behaviour, pairs: Pairs, preferences: Preferences) -> Metrics:
+    """In how many of the decided pairs the learnt rewards [N, T] have the teacher's order."""
     q = preferences.probability
     decided = preferences.answered & (q != 0.5)
-    agreed = (returns[pairs.second] > returns[pairs.first]) == (q > 0.5)
+    first, second = (_sums(r, behaviour, clips, pairs.steps) for clips in (pairs.first, pairs.second))
+    agreed = (second > first) == (q > 0.5)
     return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
+
+
+def _sums(r: Float32, behaviour: Behaviour, clips: Clips, steps: int | None) -> Float32:
+    """The learnt return of each clip [P]."""
+    rows = behaviour.rows(clips.trajectory)
+    if steps is None:
+        return r[rows].sum(axis=1)
+    return r[rows[:, None], clips.step[:, None] + np.arange(steps)].sum(axis=1)

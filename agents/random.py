@@ -7,29 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from agents.pairing import by_index
 from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
-from pbrl.types import Metrics, Pairs, Preferences
+from pbrl.policy import Policy
+from pbrl.types import Metrics
 
 
 class Random:
     """Never updates."""
 
-    def __init__(self, *, policy: GaussianPolicy, rng: np.random.Generator, trajectories: int) -> None:
-        self.policy, self.parameters, self.pairs = policy, policy.initial(rng), trajectories // 2
+    def __init__(self, *, policy: Policy, rng: np.random.Generator) -> None:
+        self.policy, self.parameters = policy, policy.initial(rng)
 
-    def ask(self, budget: Budget) -> Pairs | None:
-        """Pairs of trajectories of the one policy there is."""
-        if budget.trajectories_left < 2 * self.pairs:
-            return None
-        arms = np.zeros(2 * self.pairs, np.int64)
+    def iterate(self, budget: Budget) -> Metrics:
+        """Compare trajectories of the one policy there is, and stay the same."""
+        half = budget.trajectories_left // 2
+        arms = np.zeros(2 * half, np.int64)
         behaviour = budget.collect(
             self.policy, self.parameters[None], arms, mean_actions=False, common_start=False, keep=()
         )
-        return Pairs(behaviour=behaviour, first=np.arange(self.pairs), second=self.pairs + np.arange(self.pairs))
-
-    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:  # noqa: ARG002
-        """Listen, and stay the same."""
+        assert behaviour.number is not None
+        budget.compare(by_index(behaviour.number[:half], behaviour.number[half:], budget.pairs_left))
         return {}
 
     def state_dict(self) -> dict[str, Any]:

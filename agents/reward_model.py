@@ -1,4 +1,4 @@
-"""A reward learnt from preferences between trajectories.
+"""A reward learnt from preferences between clips or whole trajectories.
 
 Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", with soft labels:
 
@@ -46,8 +46,8 @@ def orthogonal(
 class Comparisons:
     """The answered pairs of one iteration."""
 
-    inputs: torch.Tensor  # [P, 2, T, obs + act]: first and second
-    lengths: torch.Tensor  # [P, 2]
+    inputs: torch.Tensor  # [P, 2, H, obs + act]: first and second
+    lengths: torch.Tensor  # [P, 2] steps until the end of each
     q: torch.Tensor  # [P]
 
 
@@ -94,7 +94,7 @@ class RewardModel:
 
     def reward(self, behaviour: Behaviour, pool: Executor) -> Float32:
         """r(s_t, a_t) [N, T]; 0 after a trajectory's end."""
-        inputs = _inputs(behaviour, np.arange(len(behaviour)))
+        inputs = _inputs(behaviour)
         rewards = np.zeros(inputs.shape[:2], np.float32)
 
         def fill(row: int, end: int) -> None:
@@ -104,13 +104,17 @@ class RewardModel:
         list(pool.map(fill, range(len(rewards)), behaviour.lengths))
         return rewards
 
-    def remember(self, pairs: Pairs, preferences: Preferences) -> None:
+    def remember(self, behaviour: Behaviour, pairs: Pairs, preferences: Preferences) -> None:
         """Add the answered pairs of an iteration; the oldest iteration is forgotten when the buffer is full."""
-        rows = np.stack([pairs.first, pairs.second], axis=1)[preferences.answered]
+        inputs, lengths = [], []
+        for clips in (pairs.first, pairs.second):
+            obs, actions, lived = behaviour.cut(clips[preferences.answered], pairs.steps)
+            inputs.append(np.concatenate([obs, actions], axis=-1))
+            lengths.append(lived)
         self.buffer.append(
             Comparisons(
-                inputs=_inputs(pairs.behaviour, rows),
-                lengths=torch.from_numpy(pairs.behaviour.lengths[rows]),
+                inputs=torch.from_numpy(np.stack(inputs, axis=1)),
+                lengths=torch.from_numpy(np.stack(lengths, axis=1)),
                 q=torch.from_numpy(preferences.probability[preferences.answered]).float(),
             )
         )
@@ -155,8 +159,8 @@ class RewardModel:
         self.buffer = deque((Comparisons(**each) for each in state["buffer"]), maxlen=self.buffer.maxlen)
 
 
-def _inputs(behaviour: Behaviour, rows: Any) -> torch.Tensor:
-    """(s_t, a_t) of some trajectories [..., T, obs + act]."""
+def _inputs(behaviour: Behaviour) -> torch.Tensor:
+    """(s_t, a_t) of all trajectories [N, T, obs + act]."""
     assert behaviour.observations is not None
     assert behaviour.actions is not None
-    return torch.from_numpy(np.concatenate([behaviour.observations[rows, :-1], behaviour.actions[rows]], axis=-1))
+    return torch.from_numpy(np.concatenate([behaviour.observations[:, :-1], behaviour.actions], axis=-1))

@@ -21,10 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import logit
 
-from pbrl import search
+from agents.pairing import by_index
 from pbrl.ledger import Budget
-from pbrl.policy import GaussianPolicy
-from pbrl.types import Float32, Metrics, Pairs, Preferences
+from pbrl.policy import Policy
+from pbrl.search import Directions
+from pbrl.types import Metrics
 
 
 class ZPG:
@@ -33,9 +34,8 @@ class ZPG:
     def __init__(
         self,
         *,
-        policy: GaussianPolicy,
+        policy: Policy,
         rng: np.random.Generator,
-        trajectories: int,
         learning_rate: float,
         smoothing: float,
         experts: int,
@@ -46,48 +46,46 @@ class ZPG:
             raise ValueError(f"learning_rate and smoothing must be positive, not {learning_rate} and {smoothing}")
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
-        self.policy, self.pairs, self.experts = policy, trajectories // 2, experts
+        self.policy, self.rng = policy, rng
+        self.learning_rate, self.smoothing, self.experts = learning_rate, smoothing, experts
         self.collecting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": common_start, "keep": ()}
-        # The step of RSGF, with D where it has a difference of values.
-        self.search = search.RSGF(
-            policy.initial(rng),
-            step=learning_rate,
-            radius=smoothing,
-            directions=search.Directions("gaussian"),
-            rng=rng,
-        )
+        self.parameters = policy.initial(rng)
 
-    @property
-    def parameters(self) -> Float32:
-        """theta."""
-        return self.search.x
+    def iterate(self, budget: Budget) -> Metrics:
+        """One step of ascent."""
+        theta, eta, mu, M, D = self.parameters, self.learning_rate, self.smoothing, self.experts, 0.0
 
-    def ask(self, budget: Budget) -> Pairs | None:
-        """theta against theta + mu u, each pair put to M experts."""
-        N = self.pairs
-        if budget.trajectories_left < 2 * N:
-            return None
-        theta, perturbed = self.search.ask()
-        arms = np.repeat([0, 1], N)
+        # u ~ N(0, I_d)
+        u = Directions("gaussian").draw(self.rng, theta.shape, theta.dtype)
+
+        # trajectories of theta and of theta + mu u, paired by index
+        n = min(budget.pairs_left, budget.trajectories_left // 2)
+        arms = np.repeat([0, 1], n)
+        perturbed = theta + mu * u
         behaviour = budget.collect(self.policy, np.stack([theta, perturbed]), arms, **self.collecting)
-        return Pairs(behaviour=behaviour, first=np.arange(N), second=N + np.arange(N), experts=self.experts)
+        assert behaviour.number is not None
+        pairs = by_index(behaviour.number[:n], behaviour.number[n:], budget.pairs_left, experts=M)
+        answers = budget.compare(pairs)
 
-    def tell(self, pairs: Pairs, preferences: Preferences) -> Metrics:  # noqa: ARG002
-        """One step of ascent: theta + eta (D / mu) u."""
-        answered, theta, D = preferences.answered, self.search.x, 0.0
-        p, M = preferences.probability[answered], self.experts  # with several experts, their share
+        # p_n = share of M experts who prefer the perturbed one, trimmed
+        p = answers.probability[answers.answered]
         if M == 1 and len(p):
             # Departure: a single trimmed vote is worth logit(1/2) = 0, so the labels are pooled before the logit.
-            p, M = preferences.label[answered].mean(keepdims=True), len(p)
+            p, M = answers.label[answers.answered].mean(keepdims=True), len(p)
+        p = np.clip(p, 1 / (2 * M), 1 - 1 / (2 * M))
+
+        # D = mean over the answered n of logit(p_n)
         if len(p):
-            D = float(logit(np.clip(p, 1 / (2 * M), 1 - 1 / (2 * M))).mean())
-        self.search.tell(D)
-        return {"preference_logit": D, "update_norm": float(np.linalg.norm(self.search.x - theta))}
+            D = float(logit(p).mean())
+
+        # theta <- theta + eta (D / mu) u
+        self.parameters = theta + np.float32(eta * (np.float32(D) / mu)) * u
+        return {"preference_logit": D, "update_norm": float(np.linalg.norm(self.parameters - theta))}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        return {"search": self.search.state_dict()}
+        return {"parameters": self.parameters, "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.search.load_state_dict(state["search"])
+        self.parameters, self.rng.bit_generator.state = state["parameters"], state["rng"]

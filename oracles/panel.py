@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from oracles.oracle import Answers, Impressions, Vote, pool
-from oracles.teacher import Teacher
-from pbrl.types import Float64
+from oracles.teacher import Impressions, Teacher, Vote, mean_return_of, pool, rewards_of
+from pbrl.types import Answers, Float64, Question
 
 
 class Panel:
@@ -18,6 +17,8 @@ class Panel:
     `vote` says what becomes of the labels: with "mean" the probability is the share that prefers the second
     clip, with "majority" the side that most members took. Each member's answer is a bit.
     """
+
+    sees: Literal["rewards", "behaviour"] = "rewards"
 
     def __init__(self, *, teacher: Callable[..., Teacher], members: int, vote: Vote, rng: np.random.Generator) -> None:
         if members < 1:
@@ -33,20 +34,21 @@ class Panel:
         """Whether the members' temperature is solved for."""
         return self.teacher.needs_calibration
 
-    def watch(self, clips: Float64) -> Impressions:
-        """Look at clips, as each member does."""
-        return self.teacher.watch(clips)
+    def compare(self, question: Question) -> Answers:
+        """Answer P pairs of clips; with several experts, each is a panel of M."""
+        seen = self.teacher.watch(rewards_of(question))
+        return self.compare_seen(
+            seen[question.first],
+            seen[question.second],
+            mean_return=mean_return_of(question),
+            episode_steps=question.episode_steps,
+            experts=question.experts,
+        )
 
-    def compare(
-        self,
-        first: Float64 | Impressions,
-        second: Float64 | Impressions,
-        *,
-        mean_return: float,
-        episode_steps: int,
-        experts: int = 1,
+    def compare_seen(
+        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int, experts: int = 1
     ) -> Answers:
-        """Answer P pairs of clips (see `Oracle.compare`); with several experts, each is a panel of M."""
+        """Answer P pairs of clips that were watched before."""
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
         judgement = self.teacher.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from oracles.oracle import Answers, Impressions
 from oracles.panel import Panel
-from oracles.teacher import Teacher
+from oracles.teacher import Impressions, Teacher, rewards_of
 from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
-from pbrl.types import Float64
+from pbrl.types import Answers, Question
 
 
 class Replay:
@@ -21,6 +20,8 @@ class Replay:
 
     Two questions are the same if they are about as many pairs, with the same true sums, for as many experts.
     """
+
+    sees: Literal["rewards", "behaviour"] = "rewards"
 
     def __init__(self, *, log: str, rng: np.random.Generator) -> None:
         del rng  # what was left to chance is in the log
@@ -30,25 +31,10 @@ class Replay:
         self.questions = questions(read(log))
         self.question = 0  # the next one
 
-    needs_calibration = False
-
-    def watch(self, clips: Float64) -> Impressions:
-        """Sum the rewards, by which questions are recognised."""
-        sums = np.ascontiguousarray(clips, dtype=np.float64).sum(axis=1)
-        return Impressions(undiscounted=sums, myopic=sums, steps=clips.shape[1])
-
-    def compare(
-        self,
-        first: Float64 | Impressions,
-        second: Float64 | Impressions,
-        *,
-        mean_return: float,  # noqa: ARG002 (the log's answers are given already)
-        episode_steps: int,  # noqa: ARG002
-        experts: int = 1,
-    ) -> Answers:
+    def compare(self, question: Question) -> Answers:
         """Answer P pairs as the log does, or refuse."""
-        first = first if isinstance(first, Impressions) else self.watch(first)
-        second = second if isinstance(second, Impressions) else self.watch(second)
+        sums = np.ascontiguousarray(rewards_of(question), dtype=np.float64).sum(axis=1)
+        first, second, experts = sums[question.first], sums[question.second], question.experts
         where = f"question {self.question} in {self.log}"
         if self.question == len(self.questions):
             raise ValueError(f"there is no {where}: the log ends before this run")
@@ -59,19 +45,15 @@ class Replay:
                 f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}"
             )
         answers = answers_of(table)
-        same = (answers.first_sum == first.undiscounted) & (answers.second_sum == second.undiscounted)
+        same = (answers.first_sum == first) & (answers.second_sum == second)
         if not same.all():
             pair = int(np.flatnonzero(~same)[0])
             raise ValueError(
                 f"{where} has other clips: pair {pair} sums to {answers.first_sum[pair]} and "
-                f"{answers.second_sum[pair]}, here {first.undiscounted[pair]} and {second.undiscounted[pair]}"
+                f"{answers.second_sum[pair]}, here {first[pair]} and {second[pair]}"
             )
         self.question += 1
         return answers
-
-    def calibrate(self, clips: Float64) -> float:  # noqa: ARG002
-        """Refuse: what is in the log has its temperature."""
-        raise RuntimeError(f"the answers in {self.log} are given: there is nothing to calibrate")
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the log it stands."""
@@ -98,7 +80,7 @@ def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> Non
             for sums in (question["first_sum"].to_numpy(), question["second_sum"].to_numpy())
         )
         log.append(
-            oracle.compare(first, second, **shared),
+            oracle.compare_seen(first, second, **shared),
             iteration=row["iteration"],
             first=question["first"].to_numpy(),
             second=question["second"].to_numpy(),

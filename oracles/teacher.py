@@ -12,21 +12,36 @@ true rewards r1, r2, in this order:
     7. with probability eps_mistake: B <- 1 - B, q <- 1 - q
     8. equal overrides: q = B = 1/2
 
-where margin = (mean return of the iteration) * H / T. A skipped pair stays in its row with q = B = 1/2.
+where margin = (mean true return of the last trajectories, as many as an iteration has) * H / T. A skipped pair stays in its row with q = B = 1/2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from oracles import links
 from oracles.links import Link
-from oracles.oracle import Answers, Impressions, Reason, pool
 from oracles.temperature import BPREF_STEPS, Temperature
-from pbrl.types import Bool, Float64, Preferences
+from pbrl.types import Answers, Bool, Float64, Int64, Preferences, Question, Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impressions:
+    """What a teacher keeps of K clips: their sums."""
+
+    undiscounted: Float64  # [K] U: sums of the true rewards
+    myopic: Float64  # [K] S: the same with early steps fading; what the teacher judges by
+    steps: int  # H, the length of every clip
+
+    def __len__(self) -> int:
+        return len(self.undiscounted)
+
+    def __getitem__(self, rows: Int64) -> Impressions:
+        return Impressions(undiscounted=self.undiscounted[rows], myopic=self.myopic[rows], steps=self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +57,24 @@ class Judgement:
     tau: float
 
 
+Vote = Literal["mean", "majority"]
+
+
 class Teacher:
     """One teacher with its own random stream.
 
-    `tau` is stated in one of three ways (see `oracles.temperature`), `gamma` per step of a 50-step clip as
+    `link` is the name of one in `oracles.links`, or a link of one's own. `tau` is stated in one of three ways (see `oracles.temperature`), `gamma` per step of a 50-step clip as
     in B-Pref. `tie` is what a teacher with tau = 0 thinks of S1 = S2: "equal" (q = 1/2) or "first" (q = 0, as
     in B-Pref). `bpref_compat` multiplies the thresholds by their epsilon twice from the second round of
     labelling on, the slip in B-Pref's PEBBLE script; a round is one call of `compare`.
     """
 
+    sees: Literal["rewards", "behaviour"] = "rewards"
+
     def __init__(
         self,
         *,
-        link: Link,
+        link: Literal["logistic", "probit", "arctan"] | Link,
         tau: float | Mapping[str, float],
         gamma: float,
         eps_mistake: float,
@@ -71,7 +91,7 @@ class Teacher:
             raise ValueError(f"gamma must be in (0, 1] (1: no myopia), not {gamma}")
         if tie not in ("equal", "first"):
             raise ValueError(f'tie must be "equal" or "first", not {tie!r}')
-        self.link = link
+        self.link = getattr(links, link) if isinstance(link, str) else link
         self.temperature = Temperature(tau, eps_mistake=eps_mistake)
         self.gamma = gamma
         self.eps_mistake = eps_mistake
@@ -106,16 +126,21 @@ class Teacher:
         weights = gamma ** np.arange(steps - 1.0, -1.0, -1.0)  # [H], 1 at the last step
         return Impressions(undiscounted=undiscounted, myopic=np.einsum("kh,h->k", clips, weights), steps=steps)
 
-    def compare(
-        self,
-        first: Float64 | Impressions,
-        second: Float64 | Impressions,
-        *,
-        mean_return: float,
-        episode_steps: int,
-        experts: int = 1,
+    def compare(self, question: Question) -> Answers:
+        """Answer P pairs of clips; several experts are this teacher asked anew."""
+        seen = self.watch(rewards_of(question))
+        return self.compare_seen(
+            seen[question.first],
+            seen[question.second],
+            mean_return=mean_return_of(question),
+            episode_steps=question.episode_steps,
+            experts=question.experts,
+        )
+
+    def compare_seen(
+        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int, experts: int = 1
     ) -> Answers:
-        """Answer P pairs of clips (see `Oracle.compare`); several experts are this teacher asked anew."""
+        """Answer P pairs of clips that were watched before."""
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
         judgement = self.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
@@ -124,16 +149,9 @@ class Teacher:
         return pool([self.answer(judgement) for _ in range(experts)], "mean")
 
     def judge(
-        self,
-        first: Float64 | Impressions,
-        second: Float64 | Impressions,
-        *,
-        mean_return: float,
-        episode_steps: int,
+        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int
     ) -> Judgement:
         """Steps 1 to 5: one round of labelling, up to what is left to chance."""
-        first = first if isinstance(first, Impressions) else self.watch(first)
-        second = second if isinstance(second, Impressions) else self.watch(second)
         if len(first) != len(second) or first.steps != second.steps:
             raise ValueError(
                 f"a pair is two clips of equal length: got {len(first)} clips of {first.steps} steps "
@@ -233,3 +251,45 @@ class Teacher:
         self.rounds = state["rounds"]
         solution = state["temperature"]
         self.temperature.solution = None if solution is None else (solution[0], solution[1])
+
+
+def rewards_of(question: Question) -> Float64:
+    """The true rewards of the clips [K, H]."""
+    if question.rewards is None:
+        raise ValueError("a simulated teacher judges by rewards: this question has none")
+    return question.rewards
+
+
+def mean_return_of(question: Question) -> float:
+    """What the thresholds scale with."""
+    if question.mean_return is None:
+        raise ValueError("a simulated teacher's thresholds scale with the mean return: this question has none")
+    return question.mean_return
+
+
+def pool(answers: Sequence[Answers], vote: Vote) -> Answers:
+    """One answer per pair from several: the share of labels for the second clip, or what the majority says.
+
+    Labels "equal" count one half. The hard label is the majority's, 1/2 when the votes are level; the pool is
+    mistaken where most of its members were.
+    """
+    votes = np.sum([each.preferences.label for each in answers], axis=0)  # [P], for the second clip
+    members = len(answers)
+    label = 0.5 + 0.5 * np.sign(2 * votes - members)
+    mistakes = np.sum([each.reason == Reason.MISTAKEN for each in answers], axis=0)
+    one = answers[0]  # whether to skip and whether the clips are equal is not left to chance: all agree on it
+    unjudged = (one.reason == Reason.SKIPPED) | (one.reason == Reason.EQUAL)
+    reason = np.where(2 * mistakes > members, Reason.MISTAKEN, Reason.ANSWERED)
+    return Answers(
+        preferences=Preferences(
+            probability=label if vote == "majority" else votes / members,
+            score=2 * label - 1 if vote == "majority" else (2 * votes - members) / members,
+            label=label,
+            answered=one.preferences.answered,
+        ),
+        reason=np.where(unjudged, one.reason, reason).astype(np.uint8),
+        first_sum=one.first_sum,
+        second_sum=one.second_sum,
+        bits=np.sum([each.bits for each in answers], axis=0),
+        tau=one.tau,
+    )

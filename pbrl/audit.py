@@ -23,10 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
-from oracles.oracle import Answers, Oracle, Reason
 from pbrl.run.preference_log import answers_of, read
 from pbrl.run.settings import instantiate
-from pbrl.types import Bool, Float64
+from pbrl.types import Answers, Bool, Float64, Oracle, Question, Reason
 
 if TYPE_CHECKING:  # anything with its `collect` will do
     from pbrl.policy import GaussianPolicy

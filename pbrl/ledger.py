@@ -2,46 +2,105 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from oracles.oracle import Answers, Oracle, Reason
-from pbrl.clips import watch
-from pbrl.run.preference_log import PreferenceLog
-from pbrl.types import Behaviour, Float32, Float64, Int64, Metrics, Pairs, Preferences
+from pbrl.types import (
+    Answers,
+    Behaviour,
+    Clips,
+    Film,
+    Float32,
+    Float64,
+    Int64,
+    Metrics,
+    Oracle,
+    Pairs,
+    Preferences,
+    Question,
+    Reason,
+    Trajectories,
+    join,
+)
 
-if TYPE_CHECKING:  # anything with its `collect` will do
-    from pbrl.policy import GaussianPolicy
-    from pbrl.simulation.simulator import Simulator
+if TYPE_CHECKING:
+    from pbrl.policy import Policy
+
+
+class Simulator(Protocol):
+    """Who collects: `pbrl.simulation.simulator.Simulator`, or anything else with its `collect`."""
+
+    def collect(
+        self,
+        policy: Policy,
+        parameters: Float32,
+        assignment: Int64,
+        *,
+        iteration: int,
+        first_trajectory: int,
+        mean_actions: bool,
+        common_start: bool,
+        keep: Collection[str],
+    ) -> Trajectories:
+        """N trajectories, row i under `parameters[assignment[i]]`."""
+
+
+class PreferenceLog(Protocol):
+    """Who keeps every comparison: `pbrl.run.preference_log.PreferenceLog`."""
+
+    def append(self, answers: Answers, **about: Any) -> None:
+        """Note one question."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """How much has been logged; all of it is on disk when this returns."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+
+    def close(self) -> None:
+        """The run is over."""
 
 
 class BudgetError(ValueError):
-    """The budget does not cover what was asked, or it makes no sense. Nothing was charged."""
+    """The budget does not cover what was asked, or the question makes no sense. Nothing was charged."""
 
 
 class Budget:
-    """One iteration's budget, as an agent receives it."""
+    """One iteration's budget: all that an agent gets of the world.
 
-    def __init__(self, ledger: Ledger, iteration: int) -> None:
-        self._ledger = ledger
+    It has no attribute that leads to the ledger, the simulator or the oracle.
+    """
+
+    __slots__ = ("__weakref__", "iteration")
+
+    def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
     @property
     def trajectories_left(self) -> int:
         """How many trajectories can still be collected in this iteration."""
-        return self._ledger.trajectories_left
+        return _LEDGERS[self].trajectories_left
 
     @property
     def pairs_left(self) -> int:
         """How many pairs can still be compared in this iteration."""
-        return self._ledger.pairs_left
+        return _LEDGERS[self].pairs_left
+
+    @property
+    def bits_left(self) -> int:
+        """How many answers can still be had in this iteration: one for each expert asked about a pair."""
+        return _LEDGERS[self].bits_left
 
     def collect(
         self,
-        policy: GaussianPolicy,
+        policy: Policy,
         parameters: Float32,  # [K, d]
         assignment: Int64,  # [N] which of the K acts in each trajectory
         *,
@@ -49,15 +108,31 @@ class Budget:
         common_start: bool,
         keep: Collection[str],
     ) -> Behaviour:
-        """Collect N trajectories and pay for them."""
-        how = {"mean_actions": mean_actions, "common_start": common_start, "keep": keep}
-        return self._ledger._collect(self, policy, parameters, assignment, **how)
+        """Collect N trajectories and pay for them. `keep`: "observations", "actions", or both."""
+        how = {"mean_actions": mean_actions, "common_start": common_start, "keep": tuple(keep)}
+        return _LEDGERS[self]._collect(self, policy, parameters, assignment, **how)
+
+    def compare(self, pairs: Pairs) -> Preferences:
+        """Ask the teacher, and pay. Any trajectory that is still remembered may be asked about."""
+        return _LEDGERS[self]._compare(self, pairs)
+
+    def note(self, **numbers: float | Float32) -> None:
+        """Add numbers to the iteration's record.
+
+        An array [N], one number for each trajectory of this iteration, is recorded as its correlation with the true
+        returns, under `<name>_correlation`.
+        """
+        _LEDGERS[self]._note(self, numbers)
+
+
+_LEDGERS: WeakKeyDictionary[Budget, Ledger] = WeakKeyDictionary()
 
 
 class Ledger:
     """Counts what a run has asked for, and keeps the true rewards between the simulator and the oracle.
 
-    An iteration is any sequence of collections and comparisons within its budget.
+    An iteration is any sequence of collections and comparisons within its budget, or none. The last `remember`
+    trajectories may be asked about, of whatever iteration.
     """
 
     def __init__(
@@ -67,34 +142,50 @@ class Ledger:
         oracle: Oracle,
         trajectories_per_iteration: int,
         pairs_per_iteration: int,
+        bits_per_iteration: int | None = None,  # None: as many as pairs
+        remember: int | None = None,  # None: the trajectories of two iterations
         preference_log: PreferenceLog | None = None,
     ) -> None:
-        for name, value in (
-            ("trajectories_per_iteration", trajectories_per_iteration),
-            ("pairs_per_iteration", pairs_per_iteration),
+        bits = pairs_per_iteration if bits_per_iteration is None else bits_per_iteration
+        remember = 2 * trajectories_per_iteration if remember is None else remember
+        for name, value, minimum in (
+            ("trajectories_per_iteration", trajectories_per_iteration, 1),
+            ("pairs_per_iteration", pairs_per_iteration, 1),
+            ("bits_per_iteration", bits, 1),
+            ("remember", remember, trajectories_per_iteration),
         ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {value}")
         self.simulator = simulator
         self.oracle = oracle
         self.trajectories_per_iteration = trajectories_per_iteration
         self.pairs_per_iteration = pairs_per_iteration
+        self.bits_per_iteration = bits
+        self.remember = remember
         self.preference_log = preference_log
         self._counts = Counter(trajectories=0, env_steps=0, pairs_asked=0, pairs_answered=0)
         self._counts.update(pairs_skipped=0, pairs_equal=0, bits=0)
+        self._remembered: list[Trajectories] = []  # in the order of their numbers; none of them empty
         self._iteration = -1
         self._budget: Budget | None = None
-        # Of this iteration: what agents hold, with the rewards that belong to it.
-        self._collections: list[tuple[Behaviour, Float64]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what belongs to one iteration."""
+        self._collections: list[tuple[Behaviour, Float64]] = []  # what agents hold, and the returns [N] of it
         self._answers: list[Answers] = []
+        self._bits_asked = 0
+        self._noted: dict[str, float] = {}
+        self.seconds = {"collect": 0.0, "ask": 0.0}
 
     def open_iteration(self, iteration: int) -> Budget:
         """A fresh budget; the one before it is void."""
         if iteration <= self._iteration:
             raise BudgetError(f"iteration {iteration} has had its budget: {self._iteration} was the last")
         self._iteration = iteration
-        self._collections, self._answers = [], []
-        self._budget = Budget(self, iteration)
+        self._begin()
+        self._budget = Budget(iteration)
+        _LEDGERS[self._budget] = self
         return self._budget
 
     @property
@@ -107,11 +198,25 @@ class Ledger:
         """How many pairs can still be compared in this iteration."""
         return self.pairs_per_iteration - sum(len(answers) for answers in self._answers)
 
+    @property
+    def bits_left(self) -> int:
+        """How many answers can still be had in this iteration."""
+        return self.bits_per_iteration - self._bits_asked
+
+    # Collecting
+
     def _collect(
-        self, budget: Budget, policy: GaussianPolicy, parameters: Float32, assignment: Int64, **how: Any
+        self,
+        budget: Budget,
+        policy: Policy,
+        parameters: Float32,
+        assignment: Int64,
+        *,
+        mean_actions: bool,
+        common_start: bool,
+        keep: tuple[str, ...],
     ) -> Behaviour:
-        if budget is not self._budget:
-            raise BudgetError(f"the budget of iteration {budget.iteration} is void: it is over")
+        self._check_budget(budget)
         assignment = np.asarray(assignment)
         if assignment.ndim != 1 or len(assignment) == 0 or assignment.dtype.kind not in "iu":
             raise BudgetError(
@@ -127,57 +232,125 @@ class Ledger:
                 f"asked for {len(assignment)} trajectories with {self.trajectories_left} left "
                 f"of {self.trajectories_per_iteration} in iteration {self._iteration}"
             )
+        needed = {*keep}
         if policy.normaliser is not None:
-            how["keep"] = {*how["keep"], "observations"}
-        collected = self.trajectories_per_iteration - self.trajectories_left
-        trajectories = self.simulator.collect(
-            policy, parameters, assignment, iteration=self._iteration, first_trajectory=collected, **how
-        )
-        behaviour = trajectories.without_rewards()
-        self._collections.append((behaviour, trajectories.task_rewards))
+            needed.add("observations")
+        if self.oracle.sees == "behaviour":
+            needed.add("actions")
+        with self._timed("collect"):
+            trajectories = self.simulator.collect(
+                policy,
+                parameters,
+                assignment,
+                iteration=self._iteration,
+                first_trajectory=self.trajectories_per_iteration - self.trajectories_left,
+                mean_actions=mean_actions,
+                common_start=common_start,
+                keep=tuple(sorted(needed)),
+            )
+        number = self._counts["trajectories"] + np.arange(len(trajectories))
+        behaviour = read_only(trajectories.without_rewards(number, [*needed]))
+        self._collections.append((behaviour, trajectories.returns))
+        self._remember(replace(trajectories, number=number))
         self._counts.update(trajectories=len(trajectories), env_steps=int(trajectories.lengths.sum()))
         return behaviour
 
-    def compare(self, pairs: Pairs) -> Preferences:
-        """Put the pairs to the oracle, and charge them. The agent may do with the answers what it likes."""
-        first_trajectory, rewards = self._paid_for(pairs.behaviour)
+    def _remember(self, new: Trajectories) -> None:
+        """Keep the true rewards, and the actions where the oracle looks at behaviour; forget the oldest."""
+        if self.oracle.sees != "behaviour":
+            new = replace(new, actions=None)
+        self._remembered.append(replace(new, observations=None))
+        surplus = sum(map(len, self._remembered)) - self.remember
+        while surplus > 0:
+            oldest = self._remembered.pop(0)
+            if len(oldest) > surplus:
+                self._remembered.insert(0, oldest.take(slice(surplus, None)))
+            surplus -= len(oldest)
+
+    # Comparing
+
+    def _compare(self, budget: Budget, pairs: Pairs) -> Preferences:
+        self._check_budget(budget)
         if len(pairs) > self.pairs_left:
             raise BudgetError(
                 f"asked about {len(pairs)} pairs with {self.pairs_left} left "
                 f"of {self.pairs_per_iteration} in iteration {self._iteration}"
             )
-        if pairs.experts < 1:
-            raise BudgetError(f"experts must be at least 1, not {pairs.experts}")
-        first, second = watch(self.oracle, pairs, rewards)
-        every_return = np.concatenate([each.sum(axis=1) for _, each in self._collections])
-        question = {
-            "mean_return": float(every_return.mean()),
-            "episode_steps": rewards.shape[1],
-            "experts": pairs.experts,
-        }
-        answers = self.oracle.compare(first, second, **question)
-        self._charge(answers)
-        if self.preference_log is not None:
-            self.preference_log.append(
-                answers,
-                iteration=self._iteration,
-                first=first_trajectory + pairs.first,
-                second=first_trajectory + pairs.second,
-                first_step=0 if pairs.first_step is None else pairs.first_step,
-                second_step=0 if pairs.second_step is None else pairs.second_step,
-                clip_steps=first.steps,
-                **question,
+        bits = len(pairs) * pairs.experts * getattr(self.oracle, "members", 1)
+        if bits > self.bits_left:
+            raise BudgetError(
+                f"asked for {bits} answers to {len(pairs)} pairs with {self.bits_left} left "
+                f"of {self.bits_per_iteration} in iteration {self._iteration}: "
+                f"several experts a pair need a larger budget, such as bits={bits}"
             )
+        question = self._question(pairs)
+        with self._timed("ask"):
+            answers = self.oracle.compare(question)
+            self._bits_asked += bits
+            self._charge(answers)
+            if self.preference_log is not None:
+                self.preference_log.append(
+                    answers,
+                    iteration=self._iteration,
+                    first=pairs.first.trajectory,
+                    second=pairs.second.trajectory,
+                    first_step=pairs.first.step,
+                    second_step=pairs.second.step,
+                    clip_steps=question.steps,
+                    episode_steps=question.episode_steps,
+                    mean_return=np.nan if question.mean_return is None else question.mean_return,
+                    experts=pairs.experts,
+                )
         return Preferences(**{name: given.copy() for name, given in vars(answers.preferences).items()})
 
-    def _paid_for(self, asked: Behaviour) -> tuple[int, Float64]:
-        """The number of a collection's first trajectory in the iteration, and its true rewards."""
-        first_trajectory = 0
-        for behaviour, rewards in self._collections:
-            if behaviour is asked:
-                return first_trajectory, rewards
-            first_trajectory += len(behaviour)
-        raise BudgetError(f"asked about trajectories that iteration {self._iteration} did not pay for")
+    def _question(self, pairs: Pairs) -> Question:
+        """What the oracle is shown: each clip once, with rewards or with behaviour."""
+        asked = np.concatenate([pairs.first.trajectory, pairs.second.trajectory])
+        known = self._known(asked)
+        episode_steps = known.task_rewards.shape[1]
+        steps = episode_steps if pairs.steps is None else int(pairs.steps)
+        step = np.concatenate([pairs.first.step, pairs.second.step])
+        if step.max() + steps > episode_steps:
+            raise BudgetError(
+                f"a clip of {steps} steps from step {step.max()} ends after the trajectory, which has {episode_steps}"
+            )
+        distinct, rows = np.unique(np.stack([asked, step]), axis=1, return_inverse=True)
+        clips = Clips(trajectory=distinct[0], step=distinct[1])
+        shown: dict[str, Any] = {}
+        if self.oracle.sees == "rewards":
+            where = known.rows(clips.trajectory)
+            shown["rewards"] = known.task_rewards[where[:, None], clips.step[:, None] + np.arange(steps)]
+            shown["mean_return"] = self._recent_mean_return()
+        else:
+            film = known.take(known.rows(clips.trajectory)).without_rewards(clips.trajectory, ["actions"])
+            shown["film"] = Film(trajectories=film, step=clips.step)
+        return Question(
+            first=rows.ravel()[: len(pairs)],
+            second=rows.ravel()[len(pairs) :],
+            steps=steps,
+            episode_steps=episode_steps,
+            experts=pairs.experts,
+            **shown,
+        )
+
+    def _known(self, trajectories: Int64) -> Trajectories:
+        """The collections that hold these trajectories, as one; refuses what is not remembered."""
+        collected = self._counts["trajectories"]
+        oldest = collected - sum(map(len, self._remembered))
+        if trajectories.max() >= collected:
+            raise BudgetError(f"asked about trajectory {trajectories.max()}, but {collected} have been paid for")
+        if trajectories.min() < oldest:
+            raise BudgetError(
+                f"asked about trajectory {trajectories.min()}, which is forgotten: only {oldest} .. {collected - 1} "
+                f"are remembered (remember={self.remember})"
+            )
+        needed = [part for part in self._remembered if _last(part) >= trajectories.min()]
+        return needed[0] if len(needed) == 1 else join(needed)
+
+    def _recent_mean_return(self) -> float:
+        """Mean true return of the last trajectories, as many as an iteration has: a teacher's thresholds scale with it."""
+        returns = np.concatenate([part.returns for part in self._remembered])
+        return float(returns[-self.trajectories_per_iteration :].mean())
 
     def _charge(self, answers: Answers) -> None:
         self._answers.append(answers)
@@ -189,10 +362,42 @@ class Ledger:
             bits=int(answers.bits.sum()),
         )
 
+    def _check_budget(self, budget: Budget) -> None:
+        if budget is not self._budget:
+            raise BudgetError(f"the budget of iteration {budget.iteration} is void: it is over")
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Add the time spent inside to a part's seconds."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - begin
+
+    # The record
+
+    def _note(self, budget: Budget, numbers: Mapping[str, Any]) -> None:
+        self._check_budget(budget)
+        for name, value in numbers.items():
+            if np.ndim(value) == 0:
+                self._noted[name] = float(value)
+                continue
+            returns = self._returns()
+            if np.shape(value) != returns.shape:
+                raise ValueError(
+                    f"{name} has shape {np.shape(value)}: it must be one number, or one for each of the "
+                    f"{len(returns)} trajectories of this iteration"
+                )
+            if min(returns.std(), np.std(value)) > 0:
+                self._noted[f"{name}_correlation"] = float(np.corrcoef(returns, value)[0, 1])
+
+    def _returns(self) -> Float64:
+        """True returns of this iteration's trajectories [N]."""
+        return np.concatenate([returns for _, returns in self._collections] or [np.empty(0)])
+
     def calibrate(
         self,
         simulator: Simulator,
-        policy: GaussianPolicy,
+        policy: Policy,
         parameters: Float32,
         *,
         trajectories: int,
@@ -203,7 +408,7 @@ class Ledger:
         Call it once the iteration is open, with a simulator of its own and the current policy's `parameters` [d].
         Other oracles need no calibration: nothing is collected.
         """
-        if self.oracle.needs_calibration:
+        if getattr(self.oracle, "needs_calibration", False):
             uncharged = simulator.collect(
                 policy,
                 parameters[None],
@@ -214,36 +419,34 @@ class Ledger:
                 common_start=False,
                 keep=(),
             )
-            self.oracle.calibrate(uncharged.task_rewards)
+            self.oracle.calibrate(uncharged.task_rewards)  # type: ignore[attr-defined]  # an optional part of it
 
-    def observations(self) -> Float32:
-        """All that was observed in this iteration [n, obs], where it was kept, until each trajectory's end."""
-        return np.concatenate(
-            [
-                behaviour.observations[row, : end + 1]
-                for behaviour, _ in self._collections
-                if behaviour.observations is not None
-                for row, end in enumerate(behaviour.lengths)
-            ]
-        )
+    def observations(self) -> Float32 | None:
+        """All that was observed in this iteration [n, obs], until each trajectory's end; None if nothing was kept."""
+        seen = [
+            behaviour.observations[row, : end + 1]
+            for behaviour, _ in self._collections
+            if behaviour.observations is not None
+            for row, end in enumerate(behaviour.lengths)
+        ]
+        return np.concatenate(seen) if seen else None
 
     def counts(self) -> dict[str, int]:
         """What has been charged since the run began."""
         return dict(self._counts)
 
-    def iteration_metrics(self, learnt_returns: Float32 | None = None) -> Metrics:
-        """How the iteration's trajectories and the teacher did in truth; what is undefined is left out.
+    def iteration_metrics(self) -> Metrics:
+        """How the iteration's trajectories and the teacher did in truth, and what was noted.
 
-        learnt_returns: what an agent that learns a reward makes of the iteration's trajectories [N].
+        What is undefined is left out.
         """
         metrics: dict[str, float] = {}
         if self._collections:
-            returns = np.concatenate([rewards.sum(axis=1) for _, rewards in self._collections])
+            returns = self._returns()
             metrics["return_mean"] = float(returns.mean())
             metrics["return_std"] = float(returns.std())
             metrics["diverged"] = float(sum(behaviour.diverged.sum() for behaviour, _ in self._collections))
-            if learnt_returns is not None and min(returns.std(), learnt_returns.std()) > 0:
-                metrics["reward_correlation"] = float(np.corrcoef(returns, learnt_returns)[0, 1])
+        metrics |= self._noted
         if self._answers:
             metrics["teacher_tau"] = self._answers[-1].tau
         if decided := sum(answers.decided.sum() for answers in self._answers):
@@ -253,11 +456,15 @@ class Ledger:
             metrics["teacher_confidence"] = float(confidence / answered)
         return metrics
 
+    # State
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue with the next iteration; the log is on disk up to here."""
+        remembered = join(self._remembered) if self._remembered else None
         return {
             "iteration": self._iteration,
             "counts": self.counts(),
+            "remembered": remembered and dict(vars(remembered)),
             "oracle": self.oracle.state_dict(),
             "preference_log": self.preference_log and self.preference_log.state_dict(),
         }
@@ -266,13 +473,28 @@ class Ledger:
         """Continue from `state_dict()`."""
         self._iteration = state["iteration"]
         self._counts = Counter(state["counts"])
+        self._remembered = [Trajectories(**state["remembered"])] if state["remembered"] else []
         self.oracle.load_state_dict(state["oracle"])
         if self.preference_log is not None and state["preference_log"] is not None:
             self.preference_log.load_state_dict(state["preference_log"])
         self._budget = None
-        self._collections, self._answers = [], []
+        self._begin()
 
     def close(self) -> None:
         """The run is over: leave the log as one file."""
         if self.preference_log is not None:
             self.preference_log.close()
+
+
+def read_only(behaviour: Behaviour) -> Behaviour:
+    """The same behaviour, with arrays that cannot be written to."""
+    for array in vars(behaviour).values():
+        if array is not None:
+            array.setflags(write=False)
+    return behaviour
+
+
+def _last(part: Trajectories) -> int:
+    """The number of the last trajectory in a collection."""
+    assert part.number is not None
+    return int(part.number[-1])

@@ -105,3 +105,6 @@ class GaussianPolicy:
         log_std = parameters[-self.act_size :]
         standardised = (actions - self.mean(parameters, obs)) * torch.exp(-log_std)
         return -0.5 * (standardised**2).sum(-1) - log_std.sum() - 0.5 * self.act_size * math.log(2 * math.pi)
+
+
+Policy = GaussianPolicy

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oracles.oracle import Answers, Reason
-from pbrl.types import Int64, Preferences
+from pbrl.types import Answers, Int64, Preferences, Reason
 
 REASONS = [reason.name.lower() for reason in Reason]
 SCHEMA = pa.schema(

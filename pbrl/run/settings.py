@@ -1,117 +1,39 @@
-"""Is this configuration one that can be run? If not, a sentence that says which setting, and what is allowed."""
+"""A run's settings: are they ones that can be run, and the objects that they describe.
+
+A configuration is data. What it names in a `_target_` is imported only if it belongs to a trusted package.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import re
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml  # type: ignore[import-untyped]
 from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import OmegaConf
 
 import conf
 
-# Whose classes a configuration may name; a user adds their own packages with `allow=[mine]`.
+# Whose classes a configuration may name; users add their own packages with `allow=[mine]`.
 TRUSTED = ("agents", "oracles", "pbrl")
 
-# What the runner adds to a node's own settings.
-RUNTIME = {
-    "agent": ("policy", "rng", "trajectories"),
-    "agent.policy": ("obs_size", "act_size"),
-    "agent.ppo": ("policy", "rng"),
-    "agent.reward_model": ("obs_size", "act_size", "rng"),
+# What the runner offers to the class of a node, beside the node's own settings.
+OFFERED = {
+    "agent": ("policy", "rng", "trajectories", "pairs", "iterations"),
+    "agent.policy": ("obs_size", "act_size", "low", "high"),
     "oracle": ("rng",),
     "method": ("parameters", "seed", "threads"),
     "model": ("seed",),
     "task": ("rng",),
 }
-
-
-class ConfigurationError(ValueError):
-    """A setting that makes no sense, alone or beside another."""
-
-
-def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> Any:
-    """The object that a node's `_target_` describes, with these arguments added.
-
-    Only classes of pbrl's own packages, and of those in `allow`, are ever imported: a configuration is data.
-    """
-    trusted = [f"{package}.*" for package in (*TRUSTED, *allow)]
-    check_targets(node, allow=allow)
-    return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
-
-
-def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> None:
-    """Refuse a node that names, at any depth, something of a package that is not trusted. Nothing is imported."""
-    if OmegaConf.is_config(node):
-        node = OmegaConf.to_container(node, resolve=True)
-    if isinstance(node, Mapping):
-        target = node.get("_target_")
-        if target is not None and (not isinstance(target, str) or target.partition(".")[0] not in (*TRUSTED, *allow)):
-            package = str(target).partition(".")[0]
-            raise ConfigurationError(
-                f"{path or 'a node'} names {target!r}: only {', '.join(TRUSTED)} and the packages that you allow are used. "
-                f"If it is yours, add allow=[{package}]"
-            )
-        for key, value in node.items():
-            check_targets(value, f"{path}.{key}".lstrip("."), allow=allow)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            check_targets(value, path, allow=allow)
-
-
-def choices(group: str) -> list[str]:
-    """What a group of the configuration offers."""
-    return sorted(path.stem for path in (Path(conf.__file__).parent / group).glob("*.yaml"))
-
-
-def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
-    """Refuse a command line that chooses what a group does not have, with near matches."""
-    for argument in arguments:
-        group, equals, values = argument.partition("=")
-        if not equals or group not in groups:
-            continue
-        for value in values.split(","):
-            if value not in (offered := choices(group)) and value != "null" and value.isidentifier():
-                near = difflib.get_close_matches(value, offered, n=5, cutoff=0.5) or offered
-                raise ConfigurationError(f"there is no {group} {value!r}; did you mean {', '.join(near)}?")
-
-
-def check(cfg: Mapping[str, Any]) -> None:
-    """Refuse settings that make no sense, by name."""
-    for name in ("iterations", "trajectories", "pairs", "checkpoint_every"):
-        _at_least(cfg, name, 1)
-    _at_least(cfg, "seed", 0)
-    _at_least(cfg["evaluation"], "every", 1, "evaluation.")
-    _at_least(cfg["evaluation"], "trajectories", 1, "evaluation.")
-    _at_least(cfg["calibration"], "trajectories", 2, "calibration.")
-    if not isinstance(cfg["normalise_observations"], bool):
-        raise ConfigurationError(f"normalise_observations must be true or false, not {cfg['normalise_observations']!r}")
-    if cfg["threads"] is not None:
-        _at_least(cfg, "threads", 1)
-    if cfg["video"]["every"] is not None:
-        _at_least(cfg["video"], "every", 1, "video.")
-    for name, minimum in {"steps": 1, "width": 64, "height": 64}.items():
-        _at_least(cfg["video"], name, minimum, "video.")
-    if cfg["trajectories"] % 2:
-        raise ConfigurationError(
-            f"trajectories must be even, since they are compared in pairs, not {cfg['trajectories']}"
-        )
-    if cfg["pairs"] < cfg["trajectories"] // 2:
-        raise ConfigurationError(
-            f"pairs={cfg['pairs']} leaves some of the {cfg['trajectories']} trajectories uncompared: "
-            f"use pairs={cfg['trajectories'] // 2}, or fewer trajectories"
-        )
-    if cfg["wandb"]["mode"] not in ("auto", "online", "offline", "disabled"):
-        raise ConfigurationError(f"wandb.mode must be auto, online, offline or disabled, not {cfg['wandb']['mode']!r}")
-    for group in ("agent", "oracle"):
-        check_node(cfg[group], group)
-
 
 # Settings that make a run what it is; the others may change when it is continued.
 IDENTITY = (
@@ -121,11 +43,166 @@ IDENTITY = (
     "seed",
     "trajectories",
     "pairs",
+    "bits",
+    "remember",
     "normalise_observations",
     "evaluation",
     "calibration",
     *("task", "model", "method", "batch_size"),  # of fine-tuning
 )
+
+
+class ConfigurationError(ValueError):
+    """A setting that makes no sense, alone or beside another."""
+
+
+# Objects from settings
+
+
+def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> Any:
+    """The object that a node describes by its `_target_`, with these arguments added."""
+    check_targets(node, allow=allow)
+    trusted = [f"{package}.*" for package in (*TRUSTED, *allow)]
+    arguments = {"_convert_": "all", **arguments}
+    return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
+
+
+def build(node: Any, *, allow: Sequence[str] = (), **offered: Any) -> Any:
+    """The object that a node describes, with what its class asks for of what is offered."""
+    check_targets(node, allow=allow)
+    parameters = inspect.signature(resolve(node["_target_"], "", allow=allow)).parameters.values()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    wanted = {each.name for each in parameters}
+    return instantiate(
+        node, allow=allow, **{name: value for name, value in offered.items() if takes_all or name in wanted}
+    )
+
+
+def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> None:
+    """Refuse a node that names, at any depth, something of a package that is not trusted. Nothing is imported."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
+    if isinstance(node, Mapping):
+        target = node.get("_target_", "pbrl.")
+        if not isinstance(target, str) or target.partition(".")[0] not in (*TRUSTED, *allow):
+            raise ConfigurationError(
+                f"{path or 'a setting'} names {target!r}, which is not of {', '.join(TRUSTED)}: "
+                f"if you trust it, allow its package with allow=[{str(target).partition('.')[0]}]"
+            )
+        for key, value in node.items():
+            check_targets(value, f"{path}.{key}".lstrip("."), allow=allow)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            check_targets(value, path, allow=allow)
+
+
+def resolve(target: str, path: str, *, allow: Sequence[str] = ()) -> Any:
+    """The class or function of that name, if it is there and was made in a trusted package."""
+    try:
+        found = get_object(target)
+    except Exception as error:
+        raise ConfigurationError(f"{path or 'a setting'} names {target}, which cannot be imported: {error}") from None
+    made_in = getattr(found, "__module__", None) or ""
+    if not callable(found) or made_in.partition(".")[0] not in (*TRUSTED, *allow):
+        raise ConfigurationError(f"{path or 'a setting'} names {target}, which is of {made_in or 'nowhere'}")
+    return found
+
+
+# Choices
+
+
+def choices(group: str, folders: Iterable[Path] = ()) -> list[str]:
+    """What a group of the configuration offers, here and in folders of the user's."""
+    places = [Path(conf.__file__).parent, *folders]
+    return sorted({path.stem for place in places for path in (place / group).glob("*.yaml")})
+
+
+def config_folders(arguments: Sequence[str]) -> list[Path] | None:
+    """The folders that a command line adds with --config-dir; None if it changes Hydra's search path, too."""
+    if any("hydra.searchpath" in argument for argument in arguments):
+        return None
+    found = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in ("--config-dir", "-cd"):
+            found.append(Path(value if equals else following))
+    return found
+
+
+def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
+    """Refuse a command line that chooses what a group does not have, with near matches."""
+    folders = config_folders(arguments)
+    if folders is None:
+        return
+    for argument in arguments:
+        group, equals, values = argument.partition("=")
+        if not equals or group not in groups:
+            continue
+        for value in values.split(","):
+            if value not in (offered := choices(group, folders)) and value != "null" and value.isidentifier():
+                near = difflib.get_close_matches(value, offered, n=5, cutoff=0.5) or offered
+                raise ConfigurationError(f"there is no {group} {value!r}; did you mean {', '.join(near)}?")
+
+
+# Checks
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of training that make no sense, by name."""
+    for key in settings:
+        if key not in known_settings():
+            raise ConfigurationError(f"{key}: unknown setting{_did_you_mean(key, known_settings())}")
+    for name in ("iterations", "pairs", "checkpoint_every"):
+        _at_least(settings, name, 1)
+    _at_least(settings, "trajectories", 2)
+    _at_least(settings, "seed", 0)
+    _at_least(settings["evaluation"], "every", 1, "evaluation.")
+    _at_least(settings["evaluation"], "trajectories", 1, "evaluation.")
+    _at_least(settings["calibration"], "trajectories", 2, "calibration.")
+    for name in ("normalise_observations", "resume", "preference_log", "tensorboard"):
+        if not isinstance(settings[name], bool):
+            raise ConfigurationError(f"{name} must be true or false, not {settings[name]!r}")
+    for name, minimum in (("threads", 1), ("bits", 1), ("remember", settings["trajectories"])):
+        if settings[name] is not None:
+            _at_least(settings, name, minimum)
+    check_video(settings["video"])
+    check_wandb(settings["wandb"])
+    check_name("name", settings["name"])
+    if not isinstance(settings["folder"], str) or not settings["folder"].strip():
+        raise ConfigurationError(f"folder must be the path of a folder, not {settings['folder']!r}")
+    for group in ("agent", "oracle"):
+        check_targets(settings[group], group, allow=settings["allow"])
+        check_node(settings[group], group, allow=settings["allow"])
+    check_targets(settings["env"], "env", allow=settings["allow"])
+
+
+def check_video(video: Mapping[str, Any]) -> None:
+    """Of films during training."""
+    if video["every"] is not None:
+        _at_least(video, "every", 1, "video.")
+    for name, minimum in {"steps": 1, "width": 64, "height": 64}.items():
+        _at_least(video, name, minimum, "video.")
+    _seconds(video, ("seconds", "finish_seconds"), "video.")
+
+
+def check_wandb(wandb: Mapping[str, Any]) -> None:
+    """Of curves in wandb."""
+    if wandb["mode"] not in ("auto", "online", "offline", "disabled"):
+        raise ConfigurationError(f"wandb.mode must be auto, online, offline or disabled, not {wandb['mode']!r}")
+    _seconds(wandb, ("init_seconds", "finish_seconds"), "wandb.")
+
+
+def check_name(path: str, name: Any) -> None:
+    """A name is part of a folder's: it must not lead out of it, nor spoil a terminal."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00-\x1f\x7f-\x9f]{1,200}", name) or name in (".", ".."):
+        raise ConfigurationError(f"{path} must be a name without slashes and control characters, not {name!r}")
+
+
+@functools.cache
+def known_settings() -> tuple[str, ...]:
+    """All settings of conf/train.yaml."""
+    found = yaml.safe_load((Path(conf.__file__).parent / "train.yaml").read_text())
+    return ("agent", "env", "oracle", *(key for key in found if key not in ("defaults", "hydra")))
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
@@ -142,33 +219,56 @@ def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = ""
         raise ConfigurationError(f"{prefix}{name} must be a whole number of at least {minimum}, not {value!r}")
 
 
-def check_node(node: Any, path: str) -> None:
-    """Compare a node's settings with what its `_target_` takes: missing, surplus and mistyped ones have a name."""
+def _seconds(node: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
+    for name in names:
+        value = node[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigurationError(f"{prefix}{name} must be a number of seconds, not {value!r}")
+
+
+def check_node(node: Any, path: str, *, allow: Sequence[str] = ()) -> None:
+    """Compare a node's settings with what its `_target_` takes: missing, surplus and mistyped ones by name.
+
+    A `_partial_` node is completed by its owner, so nothing can be missing from it.
+    """
+    if isinstance(node, list | tuple):
+        for each in node:
+            check_node(each, path, allow=allow)
     if not isinstance(node, Mapping):
         return
     for key, value in node.items():
-        check_node(value, f"{path}.{key}")
-    if "_target_" not in node or node["_target_"].startswith("hydra."):
+        check_node(value, f"{path}.{key}", allow=allow)
+    if "_target_" not in node:
         return
-    target = get_object(node["_target_"])
-    parameters = inspect.signature(target, eval_str=True).parameters
+    parameters = inspect.signature(resolve(node["_target_"], path, allow=allow), eval_str=True).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {key: value for key, value in node.items() if not key.startswith("_")}
     for key, value in given.items():
         if key not in parameters:
-            near = difflib.get_close_matches(key, parameters, n=1)
-            raise ConfigurationError(
-                f"{path}.{key} is a setting that nobody reads" + (f"; did you mean {path}.{near[0]}?" if near else "")
-            )
+            if takes_all:
+                continue
+            raise ConfigurationError(f"{path}.{key}: unknown setting{_did_you_mean(key, parameters, f'{path}.')}")
         if not _fits(value, parameters[key].annotation):
             raise ConfigurationError(f"{path}.{key} must be {_named(parameters[key].annotation)}, not {value!r}")
     for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in given and key not in RUNTIME.get(path, ()):
+        optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if not optional and not node.get("_partial_") and key not in given and key not in OFFERED.get(path, ()):
             raise ConfigurationError(f"{path}.{key} is missing: {node['_target_']} needs it")
+
+
+def _did_you_mean(key: str, known: Iterable[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(key, list(known), n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a plain value is of the annotated type; what is not plain is left to the object itself."""
     origin = typing.get_origin(annotation)
+    if annotation in (Any, inspect.Parameter.empty, object):
+        return True
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, each) for each in typing.get_args(annotation))
     if origin is Literal:
@@ -181,7 +281,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, annotation)
     if annotation is type(None):
         return value is None
-    return not isinstance(value, int | float | str)
+    return not isinstance(value, int | float | str) and value is not None
 
 
 def _named(annotation: Any) -> str:

@@ -1,0 +1,109 @@
+"""The one loop that every run goes through: iterate, record, save, until the last iteration or a signal.
+
+What is done in an iteration is the work's own business (`pbrl.run.training`, `pbrl.finetune.tuning`). The same call
+continues from the last checkpoint; the record of a continued run is the one it would have been uninterrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from pbrl.run import checkpoint
+from pbrl.run.mirrors import MirrorProcess
+from pbrl.run.record import Record
+from pbrl.run.settings import ConfigurationError
+from pbrl.run.signals import Stopped, signals_noted
+from pbrl.run.versions import note_versions
+
+RECORD, CHECKPOINT = "metrics.jsonl", "checkpoint"
+FORMAT = 2  # of a state; 1: the ledger remembered no trajectories
+
+
+class Work(Protocol):
+    """What is done in a run."""
+
+    folder: Path
+    ended: str  # why it is over before its last iteration; "" otherwise
+
+    def iterate(self, iteration: int) -> Mapping[str, float]:
+        """One iteration; what came of it, `iteration` among it."""
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """What the progress bar shows of an iteration."""
+
+    def save(self, iteration: int) -> None:
+        """Leave files for others to read, such as the policy, beside the checkpoint just saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+
+
+def run(
+    work: Work,
+    *,
+    iterations: int,
+    checkpoint_every: int,
+    mirrors: Callable[[Path], Sequence[MirrorProcess]],
+    progress_bar: bool,
+    asked_to_stop: Callable[[], int] = lambda: 0,
+    after_iteration: Callable[[int], None] = lambda iteration: None,
+) -> None:
+    """Continue from the last checkpoint, if there is one, to the last iteration.
+
+    mirrors: starts those who follow the record at a path. asked_to_stop: the number of a signal sent elsewhere, or 0.
+    """
+    start = load(work)
+    if start:
+        print(f"{work.folder}: {start} of {iterations} iterations are there", flush=True)
+    note_versions(work.folder)
+    record = Record(work.folder / RECORD, after=start - 1)
+    with ExitStack() as closing:
+        closing.callback(record.close)
+        for mirror in mirrors(work.folder / RECORD):
+            closing.callback(mirror.close)
+        signals = closing.enter_context(signals_noted())
+        bar = closing.enter_context(
+            tqdm(total=iterations, initial=start, desc=str(work.folder), unit="it", disable=not progress_bar)
+        )
+        for iteration in range(start, iterations):
+            metrics = work.iterate(iteration)
+            record.write(metrics)
+            bar.set_postfix_str(work.headline(metrics), refresh=False)
+            bar.update()
+            # Asked once: a signal that comes later must not end an iteration that was not saved.
+            signal = signals[0] if signals else asked_to_stop()
+            over = bool(work.ended) or iteration == iterations - 1
+            if over or signal or (iteration + 1) % checkpoint_every == 0:
+                record.sync()
+                checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()})
+                work.save(iteration)
+            after_iteration(iteration)
+            if over:
+                break
+            if signal:
+                bar.close()
+                print(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
+                raise Stopped(signal)
+
+
+def load(work: Work) -> int:
+    """Give the work the state of its last checkpoint; the iteration to go on with."""
+    saved = checkpoint.load(work.folder / CHECKPOINT)
+    if saved is None:
+        return 0
+    iteration, state = saved
+    if state.get("format") != FORMAT:
+        raise ConfigurationError(
+            f"{work.folder} was begun by an earlier version of pbrl, and cannot be continued by this one: finish it "
+            "there, or start over with resume=false, which keeps it aside. Report and play still read it"
+        )
+    work.load_state_dict(state)
+    return iteration + 1

@@ -1,0 +1,23 @@
+"""A policy on disk: `policy.safetensors`, one flat vector of parameters and what they are of.
+
+The same policy gives the same bytes: the header is sorted, which the safetensors library does not promise.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from pbrl.run.files import write_atomically
+from pbrl.types import Float32
+
+
+def save_policy(path: Path, parameters: Float32, **about: str) -> None:
+    """Write parameters [size] in the safetensors format. The file appears when it is complete."""
+    data = np.ascontiguousarray(parameters, "<f4").tobytes()
+    tensor = {"dtype": "F32", "shape": list(parameters.shape), "data_offsets": [0, len(data)]}
+    header = json.dumps({"__metadata__": dict(sorted(about.items())), "parameters": tensor}).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight bytes
+    write_atomically(path, len(header).to_bytes(8, "little") + header + data)

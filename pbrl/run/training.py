@@ -1,0 +1,140 @@
+"""A training run: an agent, a teacher and a ledger between them, each with its own random stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pbrl.ledger import Ledger
+from pbrl.normaliser import Normaliser
+from pbrl.run.policy_file import save_policy
+from pbrl.run.preference_log import PreferenceLog
+from pbrl.run.settings import ConfigurationError, build
+from pbrl.simulation.simulator import Simulator
+from pbrl.types import Agent, Float32, Oracle
+
+
+class TrainingRun:
+    """All objects of a run, composed from its settings (see conf/train.yaml).
+
+    They share nothing random: changing the teacher's noise does not move the physics.
+    """
+
+    ended = ""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.folder = Path(settings["folder"])
+        self.iterations: int = settings["iterations"]
+        self.evaluation_settings: Mapping[str, Any] = settings["evaluation"]
+        self.calibration_trajectories: int = settings["calibration"]["trajectories"]
+        allow = settings["allow"]
+        simulation, teaching, learning, evaluating, calibrating = np.random.SeedSequence(settings["seed"]).spawn(5)
+        env = settings["env"]
+        where = {"task": task_of(env, allow), "steps": env["steps"], "threads": settings["threads"]}
+        self.simulator = Simulator(**where, seed=simulation)
+        self.evaluation = Simulator(**where, seed=evaluating)
+        self.calibration = Simulator(**where, seed=calibrating)
+        budget = {"trajectories": settings["trajectories"], "pairs": settings["pairs"]}
+        rng = np.random.default_rng(learning)
+        self.agent = build_agent(settings, self.simulator, rng=rng, **budget)
+        self.policy = self.agent.policy
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(teaching))
+        self.ledger = Ledger(
+            simulator=self.simulator,
+            oracle=oracle,
+            trajectories_per_iteration=settings["trajectories"],
+            pairs_per_iteration=settings["pairs"],
+            bits_per_iteration=settings["bits"],
+            remember=settings["remember"],
+            preference_log=PreferenceLog(self.folder / "preferences") if settings["preference_log"] else None,
+        )
+        answers = settings["pairs"] * getattr(oracle, "members", 1) * getattr(self.agent, "experts", 1)
+        if answers > self.ledger.bits_per_iteration:
+            raise ConfigurationError(
+                f"{answers // settings['pairs']} answers to each of {settings['pairs']} pairs cost more than the "
+                f"{self.ledger.bits_per_iteration} that an iteration has: bits={answers} grants them"
+            )
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """One iteration; what came of it."""
+        agent, ledger, seconds = self.agent, self.ledger, {}
+        budget = ledger.open_iteration(iteration)
+        begin = time.perf_counter()
+        ledger.calibrate(
+            self.calibration,
+            agent.policy,
+            agent.parameters,
+            trajectories=self.calibration_trajectories,
+            mean_actions=False,
+        )
+        seconds["calibrate"], begin = time.perf_counter() - begin, time.perf_counter()
+        metrics = dict(agent.iterate(budget))
+        seconds |= ledger.seconds
+        seconds["learn"] = time.perf_counter() - begin - sum(ledger.seconds.values())
+        if self.policy.normaliser is not None and (seen := ledger.observations()) is not None:
+            self.policy.normaliser.include(seen)
+        if iteration % self.evaluation_settings["every"] == 0 or iteration == self.iterations - 1:
+            begin = time.perf_counter()
+            metrics |= self.evaluate(iteration, self.evaluation_settings["trajectories"])
+            seconds["evaluate"] = time.perf_counter() - begin
+        timed = {f"seconds_{part}": value for part, value in seconds.items()}
+        return {"iteration": iteration, **ledger.iteration_metrics(), **metrics, **ledger.counts(), **timed}
+
+    def evaluate(self, iteration: int, trajectories: int) -> dict[str, float]:
+        """How the current policy does in truth, with mean actions; never charged."""
+        collected = self.evaluation.collect(
+            self.agent.policy,
+            self.agent.parameters[None],
+            np.zeros(trajectories, np.int64),
+            iteration=iteration,
+            mean_actions=True,
+        )
+        return {"eval_return": float(collected.returns.mean()), "eval_return_std": float(collected.returns.std())}
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """The return, where something was collected."""
+        return f"return {metrics['return_mean']:.1f}" if "return_mean" in metrics else ""
+
+    def save(self, iteration: int) -> None:
+        """Leave the policy for others to read."""
+        self.save_policy(self.folder / "policy.safetensors", iteration)
+
+    def save_policy(self, path: Path, iteration: int) -> None:
+        """Write the current policy's parameters, and what they are of."""
+        parameters = self.policy.folded(self.agent.parameters)
+        sizes = " ".join(str(size) for size in self.policy.sizes)
+        save_policy(path, parameters, task=self.simulator.task, sizes=sizes, iteration=str(iteration))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        state = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
+        if self.policy.normaliser is not None:
+            state["normaliser"] = self.policy.normaliser.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.agent.load_state_dict(state["agent"])
+        self.ledger.load_state_dict(state["ledger"])
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.load_state_dict(state["normaliser"])
+
+
+def task_of(env: Mapping[str, Any], allow: Any) -> Any:
+    """The task's name in DM Control's suite."""
+    del allow
+    return env["name"]
+
+
+def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: Any) -> Agent:
+    """The agent of a run with its policy; `offered` is what its class may ask for beside its settings."""
+    node, allow = settings["agent"], settings["allow"]
+    policy = build(node["policy"], allow=allow, obs_size=simulator.obs_size, act_size=simulator.act_size)
+    if settings["normalise_observations"]:
+        policy.normaliser = Normaliser(simulator.obs_size)
+    agent: Agent = build(node, allow=allow, policy=policy, **offered)
+    return agent
