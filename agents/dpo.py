@@ -82,10 +82,10 @@ class DPO:
         answered = np.flatnonzero(preferences.answered)
         if len(answered) == 0:
             return {}
-        clips = {}  # (s_t, a_t) of each, until its end
+        clips: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}  # (s_t, a_t) of each, until its end
         for side, name in ((pairs.first, "first"), (pairs.second, "second")):
             obs, actions, lived = behaviour.cut(side[answered], pairs.steps)
-            for row, pair in enumerate(answered):
+            for row, pair in enumerate(answered.tolist()):
                 clips[pair, name] = (
                     torch.from_numpy(obs[row, : lived[row]]),
                     torch.from_numpy(actions[row, : lived[row]]),
@@ -109,7 +109,7 @@ class DPO:
             log_ref = dict(zip(clips, pool.map(lambda clip: log_pi(clip).detach(), clips), strict=True))
             # a few Adam steps on batches of the answered pairs, minimising the mean of L
             for _ in range(self.gradient_steps):
-                batch = self.rng.permutation(answered)[: self.batch_pairs]
+                batch = self.rng.permutation(answered)[: self.batch_pairs].tolist()
                 looks = zip(*pool.map(look_at, batch), strict=True)
                 loss, self.theta.grad, kl = (torch.stack(each).mean(0) for each in looks)
                 gradient_norm = torch.nn.utils.clip_grad_norm_([self.theta], self.max_gradient_norm)

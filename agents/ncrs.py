@@ -24,7 +24,7 @@ from agents.pairing import by_index
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.search import Directions
-from pbrl.types import Metrics
+from pbrl.types import Float32, Metrics
 
 
 class NCRS:
@@ -49,16 +49,16 @@ class NCRS:
         self.candidates = 1 if votes is None else pairs // votes  # in an iteration
         self.directions = Directions(direction)
         self.collecting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": common_start, "keep": ()}
-        self.parameters = policy.initial(rng)
+        self.parameters: Float32 = policy.initial(rng)
 
     def iterate(self, budget: Budget) -> Metrics:
         """Try the candidates one after the other."""
-        theta, alpha, accepted = self.parameters, self.step(budget.iteration), 0
+        theta, alpha, accepted = self.parameters, np.float32(self.step(budget.iteration)), 0
         candidates = min(self.candidates, budget.pairs_left, budget.trajectories_left // 2)
         for left in range(candidates, 0, -1):
             # s ~ N(0, I_d)
             s = self.directions.draw(self.rng, theta.shape, theta.dtype)
-            candidate = theta + np.float32(alpha) * s
+            candidate = theta + alpha * s
 
             # N trajectories of theta, N of theta + alpha_t s, paired by index
             N = budget.pairs_left // left
@@ -77,7 +77,11 @@ class NCRS:
                 theta = candidate
                 accepted += 1
         self.parameters = theta
-        return {"accepted": accepted / candidates, "vote": float(S), "step": float(alpha)} if candidates else {}
+        return (
+            {"accepted": accepted / candidates, "vote": float(S), "step": self.step(budget.iteration)}
+            if candidates
+            else {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

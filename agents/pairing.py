@@ -8,7 +8,7 @@ from pbrl.types import Behaviour, Int64, Pairs
 
 
 def by_index(first: Int64, second: Int64, pairs: int, *, experts: int = 1) -> Pairs:
-    """Compare the i-th of one arm with the i-th of the other, by their numbers [n]; then with the next one, and so on."""
+    """Compare the i-th of one arm with the i-th of the other, by number [n]; once through, with the next, and so on."""
     i, n = np.arange(pairs), len(first)
     return Pairs.whole(first[i % n], second[(i + i // n) % n], experts=experts)
 

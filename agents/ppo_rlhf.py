@@ -105,6 +105,5 @@ def _accuracy(r: Float32, behaviour: Behaviour, pairs: Pairs, preferences: Prefe
 def _sums(r: Float32, behaviour: Behaviour, clips: Clips, steps: int | None) -> Float32:
     """The learnt return of each clip [P]."""
     rows = behaviour.rows(clips.trajectory)
-    if steps is None:
-        return r[rows].sum(axis=1)
-    return r[rows[:, None], clips.step[:, None] + np.arange(steps)].sum(axis=1)
+    whole = steps is None
+    return np.asarray((r[rows] if whole else r[rows[:, None], clips.step[:, None] + np.arange(steps)]).sum(axis=1))

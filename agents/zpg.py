@@ -25,7 +25,7 @@ from agents.pairing import by_index
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.search import Directions
-from pbrl.types import Metrics
+from pbrl.types import Float32, Metrics
 
 
 class ZPG:
@@ -49,7 +49,7 @@ class ZPG:
         self.policy, self.rng = policy, rng
         self.learning_rate, self.smoothing, self.experts = learning_rate, smoothing, experts
         self.collecting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": common_start, "keep": ()}
-        self.parameters = policy.initial(rng)
+        self.parameters: Float32 = policy.initial(rng)
 
     def iterate(self, budget: Budget) -> Metrics:
         """One step of ascent."""
@@ -61,7 +61,7 @@ class ZPG:
         # trajectories of theta and of theta + mu u, paired by index
         n = min(budget.pairs_left, budget.trajectories_left // 2)
         arms = np.repeat([0, 1], n)
-        perturbed = theta + mu * u
+        perturbed = theta + np.float32(mu) * u
         behaviour = budget.collect(self.policy, np.stack([theta, perturbed]), arms, **self.collecting)
         assert behaviour.number is not None
         pairs = by_index(behaviour.number[:n], behaviour.number[n:], budget.pairs_left, experts=M)

@@ -12,7 +12,8 @@ true rewards r1, r2, in this order:
     7. with probability eps_mistake: B <- 1 - B, q <- 1 - q
     8. equal overrides: q = B = 1/2
 
-where margin = (mean true return of the last trajectories, as many as an iteration has) * H / T. A skipped pair stays in its row with q = B = 1/2.
+where margin = R H / T, and R the mean true return of the last trajectories, as many as an iteration has. A skipped
+pair stays in its row with q = B = 1/2.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ Vote = Literal["mean", "majority"]
 class Teacher:
     """One teacher with its own random stream.
 
-    `link` is the name of one in `oracles.links`, or a link of one's own. `tau` is stated in one of three ways (see `oracles.temperature`), `gamma` per step of a 50-step clip as
-    in B-Pref. `tie` is what a teacher with tau = 0 thinks of S1 = S2: "equal" (q = 1/2) or "first" (q = 0, as
-    in B-Pref). `bpref_compat` multiplies the thresholds by their epsilon twice from the second round of
-    labelling on, the slip in B-Pref's PEBBLE script; a round is one call of `compare`.
+    `link` is the name of one in `oracles.links`, or a link of one's own. `tau` is stated in one of three ways (see
+    `oracles.temperature`), `gamma` per step of a 50-step clip as in B-Pref. `tie` is what a teacher with tau = 0
+    thinks of S1 = S2: "equal" (q = 1/2) or "first" (q = 0, as in B-Pref). `bpref_compat` multiplies the thresholds
+    by their epsilon twice from the second round of labelling on, the slip in B-Pref's PEBBLE script; a round is one
+    call of `compare`.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
@@ -148,9 +150,7 @@ class Teacher:
             return self.answer(judgement)
         return pool([self.answer(judgement) for _ in range(experts)], "mean")
 
-    def judge(
-        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int
-    ) -> Judgement:
+    def judge(self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int) -> Judgement:
         """Steps 1 to 5: one round of labelling, up to what is left to chance."""
         if len(first) != len(second) or first.steps != second.steps:
             raise ValueError(

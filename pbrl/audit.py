@@ -121,14 +121,21 @@ def ask(
             keep=(),
         ).task_rewards
 
-    if oracle.needs_calibration:
-        oracle.calibrate(rewards(1))
+    if getattr(oracle, "needs_calibration", False):
+        oracle.calibrate(rewards(1))  # type: ignore[attr-defined]  # an optional part of it
     clips = rewards(0)
     first = rng.integers(trajectories, size=pairs)
     second = (first + rng.integers(1, trajectories, size=pairs)) % trajectories  # another one
-    seen = oracle.watch(clips)
-    mean_return = float(seen.undiscounted.mean())
-    return oracle.compare(seen[first], seen[second], mean_return=mean_return, episode_steps=clips.shape[1])
+    return oracle.compare(
+        Question(
+            first=first,
+            second=second,
+            steps=clips.shape[1],
+            episode_steps=clips.shape[1],
+            rewards=clips,
+            mean_return=float(clips.sum(axis=1).mean()),
+        )
+    )
 
 
 def write(answers: Answers, folder: Path, *, title: str, bins: int) -> None:
@@ -202,7 +209,7 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
     answers = ask(
         instantiate(cfg.oracle, rng=np.random.default_rng(teaching)),
         simulator,
-        instantiate(cfg.policy, simulator.obs_size, simulator.act_size),
+        instantiate(cfg.policy, obs_size=simulator.obs_size, act_size=simulator.act_size),
         trajectories=cfg.trajectories,
         pairs=cfg.pairs,
         rng=np.random.default_rng(asking),

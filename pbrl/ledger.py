@@ -55,7 +55,7 @@ class Simulator(Protocol):
 class PreferenceLog(Protocol):
     """Who keeps every comparison: `pbrl.run.preference_log.PreferenceLog`."""
 
-    def append(self, answers: Answers, **about: Any) -> None:
+    def append(self, answers: Answers, /, **about: Any) -> None:
         """Note one question."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Budget:
         keep: Collection[str],
     ) -> Behaviour:
         """Collect N trajectories and pay for them. `keep`: "observations", "actions", or both."""
-        how = {"mean_actions": mean_actions, "common_start": common_start, "keep": tuple(keep)}
+        how: dict[str, Any] = {"mean_actions": mean_actions, "common_start": common_start, "keep": tuple(keep)}
         return _LEDGERS[self]._collect(self, policy, parameters, assignment, **how)
 
     def compare(self, pairs: Pairs) -> Preferences:
@@ -348,7 +348,7 @@ class Ledger:
         return needed[0] if len(needed) == 1 else join(needed)
 
     def _recent_mean_return(self) -> float:
-        """Mean true return of the last trajectories, as many as an iteration has: a teacher's thresholds scale with it."""
+        """Mean true return of the last trajectories, as many as an iteration has."""
         returns = np.concatenate([part.returns for part in self._remembered])
         return float(returns[-self.trajectories_per_iteration :].mean())
 

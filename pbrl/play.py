@@ -30,9 +30,9 @@ from pbrl.simulation import gl, video
 from pbrl.types import Float32, Trajectories
 
 if TYPE_CHECKING:  # these load dm_control, which has to wait until MUJOCO_GL is chosen
-    from pbrl.types import Answers, Oracle
     from pbrl.policy import GaussianPolicy
     from pbrl.simulation.simulator import Simulator
+    from pbrl.types import Answers, Oracle
 
 
 class PlayError(ValueError):

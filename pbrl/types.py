@@ -41,7 +41,8 @@ class Behaviour:
 
     def take(self, rows: slice | Int64) -> Self:
         """Some of the trajectories."""
-        return type(self)(**{name: None if array is None else array[rows] for name, array in vars(self).items()})
+        taken: dict[str, Any] = {name: None if each is None else each[rows] for name, each in vars(self).items()}
+        return type(self)(**taken)
 
     def rows(self, trajectories: Int64) -> Int64:
         """Which rows [...] hold the trajectories with these numbers [...]."""
@@ -90,9 +91,10 @@ AnyBehaviour = TypeVar("AnyBehaviour", bound=Behaviour)
 def join(parts: Sequence[AnyBehaviour]) -> AnyBehaviour:
     """Several collections as one, in the order of their trajectories' numbers."""
     columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
-    return type(parts[0])(
-        **{name: None if column[0] is None else np.concatenate(column) for name, column in columns.items()}
-    )
+    joined: dict[str, Any] = {
+        name: None if column[0] is None else np.concatenate(column) for name, column in columns.items()
+    }
+    return type(parts[0])(**joined)
 
 
 @dataclass(frozen=True, kw_only=True)

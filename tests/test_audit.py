@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
+from oracles.oracle import Answers, Reason
 from teachers import RATIONAL
 
 from oracles import links
-from oracles.oracle import Answers, Reason
 from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.types import Preferences

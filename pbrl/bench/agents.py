@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
 from pbrl.ledger import Ledger
-from pbrl.run.settings import instantiate
+from pbrl.run.settings import build
+from pbrl.run.training import build_agent
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent
 
@@ -20,60 +20,52 @@ Turn = dict[str, float]  # seconds of an iteration's parts
 PARTS = ("collect", "ask", "learn")
 
 
-def iteration(simulator: Simulator, agent: Agent, ledger: Ledger) -> Callable[[int], Turn]:
-    """One iteration of the runner, timed: all the while, and what the simulator takes of it."""
+def iteration(agent: Agent, ledger: Ledger) -> Callable[[int], Turn]:
+    """One iteration of an agent, timed."""
 
     def run(number: int) -> Turn:
-        seconds = dict.fromkeys(("simulate", *PARTS), 0.0)
-
-        def timed(part: str, work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-            begin = time.perf_counter()
-            result = work(*arguments, **settings)
-            seconds[part] += time.perf_counter() - begin
-            return result
-
-        class Timed:
-            """The simulator, with a clock."""
-
-            steps = simulator.steps
-
-            def collect(self, *arguments: Any, **settings: Any) -> Any:
-                """Collect, and note how long it takes."""
-                return timed("simulate", simulator.collect, *arguments, **settings)
-
-        ledger.simulator = Timed()  # type: ignore[assignment]
         budget = ledger.open_iteration(number)
-        while (pairs := timed("collect", agent.ask, budget)) is not None:
-            preferences = timed("ask", ledger.compare, pairs)
-            timed("learn", agent.tell, pairs, preferences)
-        return seconds
+        begin = time.perf_counter()
+        agent.iterate(budget)
+        whole = time.perf_counter() - begin
+        return {**ledger.seconds, "learn": whole - sum(ledger.seconds.values()), "whole": whole}
 
     return run
 
 
-def measure(cfg: DictConfig, agents: Mapping[str, Any]) -> list[dict[str, Any]]:
+def measure(
+    task: str,
+    agents: Mapping[str, Any],
+    oracle: Mapping[str, Any],
+    *,
+    trajectories: int,
+    pairs: int,
+    steps: int,
+    threads: int | None,
+    alternations: int,
+) -> list[dict[str, Any]]:
     """Medians over iterations, the agents taking turns; the first turn warms up, and does not count."""
-    simulator = Simulator(cfg.agents_task, seed=0, threads=cfg.threads, steps=cfg.steps)
+    simulator = Simulator(task, seed=0, threads=threads, steps=steps)
     torch.set_num_threads(simulator.threads)
-    sizes = {"obs_size": simulator.obs_size, "act_size": simulator.act_size}
     runs = {}
-    for name, settings in agents.items():
-        policy = instantiate(settings.policy, **sizes)
-        agent = instantiate(settings, policy=policy, rng=np.random.default_rng(0), trajectories=cfg.trajectories)
+    for name, node in agents.items():
+        settings = {"agent": node, "allow": (), "normalise_observations": False}
+        rng = np.random.default_rng(0)
+        agent = build_agent(settings, simulator, rng=rng, trajectories=trajectories, pairs=pairs)
         ledger = Ledger(
             simulator=simulator,
-            oracle=instantiate(cfg.oracle, rng=np.random.default_rng(1)),
-            trajectories_per_iteration=cfg.trajectories,
-            pairs_per_iteration=cfg.trajectories // 2,
+            oracle=build(oracle, rng=np.random.default_rng(1)),
+            trajectories_per_iteration=trajectories,
+            pairs_per_iteration=pairs,
         )
-        runs[name] = iteration(simulator, agent, ledger)
+        runs[name] = iteration(agent, ledger)
     turns: dict[str, list[Turn]] = {name: [] for name in runs}
-    for number in range(cfg.alternations + 1):
+    for number in range(alternations + 1):
         for name, run in runs.items():
             turns[name].append(run(number))
     rows = []
     for name, (_, *counted) in turns.items():
-        ratio = statistics.median(sum(turn[part] for part in PARTS) / turn["simulate"] for turn in counted)
+        ratio = statistics.median(turn["whole"] / turn["collect"] for turn in counted)
         medians = {f"seconds_{part}": round(statistics.median(turn[part] for turn in counted), 4) for part in PARTS}
-        rows.append({"task": cfg.agents_task, "agent": name, **medians, "ratio_to_collection": round(ratio, 3)})
+        rows.append({"task": task, "agent": name, **medians, "ratio_to_collection": round(ratio, 3)})
     return rows

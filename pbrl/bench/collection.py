@@ -22,14 +22,14 @@ import hydra
 import mujoco
 import numpy as np
 from mujoco import rollout
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import pbrl.simulation.vector
-from oracles.speed import seconds
 from pbrl.bench.agents import PARTS, measure
+from pbrl.bench.teachers import seconds
 from pbrl.policy import GaussianPolicy
 from pbrl.run.settings import instantiate
 from pbrl.simulation import native, tasks
@@ -238,7 +238,16 @@ def main(cfg: DictConfig) -> None:
         write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
     if cfg.tasks:
         Console().print(table)
-    iterations = measure(cfg, cfg.agents)
+    iterations = measure(
+        cfg.agents_task,
+        OmegaConf.to_container(cfg.agents, resolve=True),  # type: ignore[arg-type]
+        OmegaConf.to_container(cfg.oracle, resolve=True),  # type: ignore[arg-type]
+        trajectories=cfg.trajectories,
+        pairs=cfg.trajectories // 2,
+        steps=cfg.steps,
+        threads=cfg.threads,
+        alternations=cfg.alternations,
+    )
     write(output / "agents.csv", iterations)
     table = Table(title=f"one iteration of {cfg.trajectories} trajectories on {cfg.agents_task} (medians)")
     for column in ("agent", "collect, s", "ask, s", "learn, s", "whole / collection"):

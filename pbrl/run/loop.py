@@ -54,7 +54,7 @@ def run(
     mirrors: Callable[[Path], Sequence[MirrorProcess]],
     progress_bar: bool,
     asked_to_stop: Callable[[], int] = lambda: 0,
-    after_iteration: Callable[[int], None] = lambda iteration: None,
+    after_iteration: Callable[[int], None] | None = None,
 ) -> None:
     """Continue from the last checkpoint, if there is one, to the last iteration.
 
@@ -85,7 +85,8 @@ def run(
                 record.sync()
                 checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()})
                 work.save(iteration)
-            after_iteration(iteration)
+            if after_iteration is not None:
+                after_iteration(iteration)
             if over:
                 break
             if signal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pbrl.run.policy_file import save_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.settings import ConfigurationError, build
 from pbrl.simulation.simulator import Simulator
-from pbrl.types import Agent, Float32, Oracle
+from pbrl.types import Agent, Oracle
 
 
 class TrainingRun:
