@@ -53,19 +53,18 @@ class NCRS:
 
     def iterate(self, budget: Budget) -> Metrics:
         """Try the candidates one after the other."""
-        theta, alpha, accepted = self.parameters, np.float32(self.step(budget.iteration)), 0
+        theta, alpha, accepted = self.parameters, self.step(budget.iteration), 0
         candidates = min(self.candidates, budget.pairs_left, budget.trajectories_left // 2)
         for left in range(candidates, 0, -1):
             # s ~ N(0, I_d)
-            s = self.directions.draw(self.rng, theta.shape, theta.dtype)
-            candidate = theta + alpha * s
+            s: Float32 = self.directions.draw(self.rng, theta.shape, theta.dtype)
+            candidate: Float32 = theta + alpha * s  # in single precision, as theta is
 
             # N trajectories of theta, N of theta + alpha_t s, paired by index
             N = budget.pairs_left // left
             n = min(N, budget.trajectories_left // (2 * left))  # of each arm: with more votes, some vote again
             arms = np.repeat([0, 1], n)
             behaviour = budget.collect(self.policy, np.stack([theta, candidate]), arms, **self.collecting)
-            assert behaviour.number is not None
             answers = budget.compare(by_index(behaviour.number[:n], behaviour.number[n:], N))
 
             # S = sum of the answered scores
@@ -77,11 +76,7 @@ class NCRS:
                 theta = candidate
                 accepted += 1
         self.parameters = theta
-        return (
-            {"accepted": accepted / candidates, "vote": float(S), "step": self.step(budget.iteration)}
-            if candidates
-            else {}
-        )
+        return {"accepted": accepted / candidates, "vote": float(S), "step": alpha}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

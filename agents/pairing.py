@@ -15,7 +15,6 @@ def by_index(first: Int64, second: Int64, pairs: int, *, experts: int = 1) -> Pa
 
 def at_random(behaviour: Behaviour, pairs: int, rng: np.random.Generator) -> Pairs:
     """Random pairs of trajectories: disjoint ones as long as there are any, then anew."""
-    assert behaviour.number is not None
     half = len(behaviour) // 2
     rounds = [rng.permutation(len(behaviour))[: 2 * half].reshape(2, half) for _ in range(-(-pairs // half))]
     first, second = np.concatenate(rounds, axis=1)[:, :pairs]

@@ -105,5 +105,5 @@ def _accuracy(r: Float32, behaviour: Behaviour, pairs: Pairs, preferences: Prefe
 def _sums(r: Float32, behaviour: Behaviour, clips: Clips, steps: int | None) -> Float32:
     """The learnt return of each clip [P]."""
     rows = behaviour.rows(clips.trajectory)
-    whole = steps is None
-    return np.asarray((r[rows] if whole else r[rows[:, None], clips.step[:, None] + np.arange(steps)]).sum(axis=1))
+    lived = r[rows] if steps is None else r[rows[:, None], clips.step[:, None] + np.arange(steps)]
+    return np.asarray(lived.sum(axis=1))

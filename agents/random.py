@@ -26,7 +26,6 @@ class Random:
         behaviour = budget.collect(
             self.policy, self.parameters[None], arms, mean_actions=False, common_start=False, keep=()
         )
-        assert behaviour.number is not None
         budget.compare(by_index(behaviour.number[:half], behaviour.number[half:], budget.pairs_left))
         return {}
 

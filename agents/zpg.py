@@ -56,14 +56,13 @@ class ZPG:
         theta, eta, mu, M, D = self.parameters, self.learning_rate, self.smoothing, self.experts, 0.0
 
         # u ~ N(0, I_d)
-        u = Directions("gaussian").draw(self.rng, theta.shape, theta.dtype)
+        u: Float32 = Directions("gaussian").draw(self.rng, theta.shape, theta.dtype)
 
         # trajectories of theta and of theta + mu u, paired by index
         n = min(budget.pairs_left, budget.trajectories_left // 2)
         arms = np.repeat([0, 1], n)
-        perturbed = theta + np.float32(mu) * u
+        perturbed = theta + mu * u  # in single precision, as theta is
         behaviour = budget.collect(self.policy, np.stack([theta, perturbed]), arms, **self.collecting)
-        assert behaviour.number is not None
         pairs = by_index(behaviour.number[:n], behaviour.number[n:], budget.pairs_left, experts=M)
         answers = budget.compare(pairs)
 
@@ -79,7 +78,7 @@ class ZPG:
             D = float(logit(p).mean())
 
         # theta <- theta + eta (D / mu) u
-        self.parameters = theta + np.float32(eta * (np.float32(D) / mu)) * u
+        self.parameters = theta + float(eta * (np.float32(D) / mu)) * u
         return {"preference_logit": D, "update_norm": float(np.linalg.norm(self.parameters - theta))}
 
     def state_dict(self) -> dict[str, Any]:

@@ -344,7 +344,7 @@ class Ledger:
                 f"asked about trajectory {trajectories.min()}, which is forgotten: only {oldest} .. {collected - 1} "
                 f"are remembered (remember={self.remember})"
             )
-        needed = [part for part in self._remembered if _last(part) >= trajectories.min()]
+        needed = [part for part in self._remembered if part.number[-1] >= trajectories.min()]
         return needed[0] if len(needed) == 1 else join(needed)
 
     def _recent_mean_return(self) -> float:
@@ -492,9 +492,3 @@ def read_only(behaviour: Behaviour) -> Behaviour:
         if array is not None:
             array.setflags(write=False)
     return behaviour
-
-
-def _last(part: Trajectories) -> int:
-    """The number of the last trajectory in a collection."""
-    assert part.number is not None
-    return int(part.number[-1])

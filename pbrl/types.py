@@ -32,7 +32,7 @@ class Behaviour:
     lengths: Int64  # [N] control steps until the episode ended by itself or diverged; T otherwise
     diverged: Bool  # [N] whether the physics became invalid; the reward is 0 from that step on
     start: Int64  # [N, 3] (iteration, trajectory, start stream): what the trajectory's randomness came from
-    number: Int64 | None = None  # [N] each trajectory's number in the run, given when it is paid for; ascending
+    number: Int64  # [N] each trajectory's number, ascending: in the run once it is paid for, in its iteration before
     observations: Float32 | None = None  # [N, T + 1, obs]
     actions: Float32 | None = None  # [N, T, act], as drawn: the environment clips them to its bounds
 
@@ -46,7 +46,6 @@ class Behaviour:
 
     def rows(self, trajectories: Int64) -> Int64:
         """Which rows [...] hold the trajectories with these numbers [...]."""
-        assert self.number is not None, "trajectories have numbers once they are paid for"
         rows = np.minimum(np.searchsorted(self.number, trajectories), len(self) - 1)
         if missing := sorted({*np.asarray(trajectories)[self.number[rows] != trajectories].tolist()}):
             raise KeyError(f"trajectories {missing} are not here: {self.number[0]} .. {self.number[-1]} are")

@@ -50,7 +50,7 @@ class TrainingRun:
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["bits"],
             remember=settings["remember"],
-            preference_log=PreferenceLog(self.folder / "preferences") if settings["preference_log"] else None,
+            preference_log=PreferenceLog(self.folder / "preferences") if settings["preference_log"] else None,  # type: ignore[arg-type]
         )
         answers = settings["pairs"] * getattr(oracle, "members", 1) * getattr(self.agent, "experts", 1)
         if answers > self.ledger.bits_per_iteration:

@@ -137,6 +137,7 @@ class Simulator:
             policy=assignment,
             lengths=lengths,
             diverged=diverged,
+            number=trajectory,
             start=np.stack([np.full(n, iteration), trajectory, start], axis=1),
             observations=observations if "observations" in keep else None,
             actions=actions if "actions" in keep else None,
