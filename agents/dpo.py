@@ -27,7 +27,7 @@ from agents.pairing import at_random
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Behaviour, Float32, Metrics, Pairs, Preferences
+from pbrl.types import Behaviour, Float32, Int64, Metrics, Pairs, Preferences
 
 
 class DPO:
@@ -82,34 +82,33 @@ class DPO:
         answered = np.flatnonzero(preferences.answered)
         if len(answered) == 0:
             return {}
-        clips: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}  # (s_t, a_t) of each, until its end
-        for side, name in ((pairs.first, "first"), (pairs.second, "second")):
-            obs, actions, lived = behaviour.cut(side[answered], pairs.steps)
-            for row, pair in enumerate(answered.tolist()):
-                clips[pair, name] = (
-                    torch.from_numpy(obs[row, : lived[row]]),
-                    torch.from_numpy(actions[row, : lived[row]]),
-                )
+        steps = _lived_steps(behaviour, pairs, answered)
+        log_ref: dict[int, torch.Tensor] = {}
 
-        def log_pi(clip: tuple[int, str]) -> torch.Tensor:
-            return self.policy.log_probability(self.theta, *clips[clip])
+        def log_pi(pair: int) -> torch.Tensor:
+            """log pi(a_t|s_t) for the steps of the first clip and then of the second."""
+            obs, actions, _ = steps[pair]
+            return self.policy.log_probability(self.theta, obs, actions)
 
         def look_at(pair: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             """A pair's loss, the gradient of it, and how far pi is from pi_ref."""
-            first, second = (log_pi((pair, name)) - log_ref[pair, name] for name in ("first", "second"))
+            log_pi_t = log_pi(pair)
+            # pi_ref <- pi: before the first Adam step they are the same
+            log_ratio = log_pi_t - log_ref.setdefault(pair, log_pi_t.detach())
+            first, second = log_ratio.split(steps[pair][2])
             D = self.beta * (self._LR(second) - self._LR(first))
             q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
             L = binary_cross_entropy_with_logits(D, q)
             (gradient,) = torch.autograd.grad(L, [self.theta])
-            log_ratio = torch.cat([first, second]).detach()
-            return L.detach(), gradient, (log_ratio.exp() - 1 - log_ratio).mean()
+            return L.detach(), gradient, _kl(log_ratio.detach())
 
+        batches = [self.rng.permutation(answered)[: self.batch_pairs].tolist() for _ in range(self.gradient_steps)]
+        with workers() as pool, torch.no_grad():
+            later = [pair for pair in steps if pair not in batches[0]]
+            log_ref |= zip(later, pool.map(log_pi, later), strict=True)
         with workers() as pool:
-            # pi_ref <- pi
-            log_ref = dict(zip(clips, pool.map(lambda clip: log_pi(clip).detach(), clips), strict=True))
             # a few Adam steps on batches of the answered pairs, minimising the mean of L
-            for _ in range(self.gradient_steps):
-                batch = self.rng.permutation(answered)[: self.batch_pairs].tolist()
+            for batch in batches:
                 looks = zip(*pool.map(look_at, batch), strict=True)
                 loss, self.theta.grad, kl = (torch.stack(each).mean(0) for each in looks)
                 gradient_norm = torch.nn.utils.clip_grad_norm_([self.theta], self.max_gradient_norm)
@@ -138,3 +137,23 @@ class DPO:
         self.theta.data = torch.from_numpy(state["parameters"].copy())
         self.adam.load_state_dict(deepcopy(state["adam"]))
         self.rng.bit_generator.state = state["rng"]
+
+
+Steps = tuple[torch.Tensor, torch.Tensor, list[int]]
+
+
+def _lived_steps(behaviour: Behaviour, pairs: Pairs, which: Int64) -> dict[int, Steps]:
+    """For each of these pairs: (s_t, a_t) of both clips until their ends, one after the other, and how many of each."""
+    sides = [behaviour.cut(clips[which], pairs.steps) for clips in (pairs.first, pairs.second)]
+    found = {}
+    for row, pair in enumerate(which.tolist()):
+        lived = [int(lengths[row]) for _, _, lengths in sides]
+        obs = np.concatenate([obs[row, :end] for (obs, _, _), end in zip(sides, lived, strict=True)])
+        actions = np.concatenate([actions[row, :end] for (_, actions, _), end in zip(sides, lived, strict=True)])
+        found[pair] = (torch.from_numpy(obs), torch.from_numpy(actions), lived)
+    return found
+
+
+def _kl(log_ratio: torch.Tensor) -> torch.Tensor:
+    """An estimate of the divergence of pi_ref from pi, per control step, that is never negative."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()

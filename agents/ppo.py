@@ -29,6 +29,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from agents.reward_model import linear_layers, orthogonal
+from pbrl.network import mlp
 from pbrl.policy import GaussianPolicy
 from pbrl.types import Behaviour, Float32, Metrics
 
@@ -82,7 +83,7 @@ class PPO:
             clip_range=clip_range,
             ent_coef=entropy_bonus,
             vf_coef=critic_weight,
-            max_grad_norm=max_gradient_norm,
+            max_grad_norm=float("inf"),  # actor and critic are clipped one by one, below
             policy_kwargs={
                 "net_arch": {"pi": list(policy.sizes[1:-1]), "vf": list(critic_hidden)},
                 "optimizer_kwargs": {"eps": adam_epsilon},
@@ -117,6 +118,16 @@ class PPO:
             eps=adam_epsilon,
         )
 
+        # The critic's gradient is hundreds of times the actor's: clipped together, the actor would hardly move.
+        network.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: [
+                torch.nn.utils.clip_grad_norm_(group["params"], max_gradient_norm) for group in optimizer.param_groups
+            ]
+        )
+        self.actor, self.critic = actor, critic
+        self.pool: Executor | None = None  # on whose threads the networks are evaluated
+        network.evaluate_actions = self._evaluate_actions  # type: ignore[method-assign]
+
     @property
     def parameters(self) -> Float32:
         """The actor's, as the policy reads them."""
@@ -132,6 +143,7 @@ class PPO:
         self.sb3.batch_size = -(-rollout.steps // self.gradient_steps)
         actor, critic = self.network.optimizer.param_groups
         actor["lr"] = self.actor_learning_rate * min(1.0, (self.sb3._n_updates + 1) / self.warmup_updates)
+        self.pool = pool
         self.sb3.train()
         return {
             **{ours: float(self.sb3.logger.name_to_value[f"train/{theirs}"]) for theirs, ours in METRICS.items()},
@@ -142,18 +154,29 @@ class PPO:
 
     def _evaluate(self, behaviour: Behaviour, inputs: Float32, pool: Executor) -> tuple[Float32, Float32]:
         """V(s_t) [N, T + 1] and log pi(a_t|s_t) [N, T]."""
-        assert behaviour.observations is not None
         assert behaviour.actions is not None
-        obs, actions = torch.from_numpy(behaviour.observations), torch.from_numpy(behaviour.actions)
-        theta = torch.from_numpy(self.parameters)
+        self.pool = None  # one trajectory is work for one thread
+        actions = behaviour.actions
 
         def look_at(row: int) -> tuple[Float32, Float32]:
-            with torch.inference_mode():
-                V = self.network.predict_values(torch.from_numpy(inputs[row])).squeeze(-1)
-                return V.numpy(), self.policy.log_probability(theta, obs[row, :-1], actions[row]).numpy()
+            with torch.no_grad():
+                obs, last = torch.tensor(inputs[row]), torch.zeros(1, actions.shape[-1])
+                V, log_pi, _ = self._evaluate_actions(obs, torch.cat([torch.tensor(actions[row]), last]))
+                return V.squeeze(-1).numpy(), log_pi[:-1].numpy()
 
         V, log_pi = zip(*pool.map(look_at, range(len(behaviour))), strict=True)
         return np.stack(V), np.stack(log_pi)
+
+    def _evaluate_actions(
+        self, obs: torch.Tensor, actions: torch.Tensor, _: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """V(s) [n, 1], log pi(a|s) [n] and the entropy [n], as SB3's own method of that name gives them."""
+        mean, V = (
+            mlp(obs, [(layer.weight.T, layer.bias) for layer in layers], "tanh", self.pool)
+            for layers in (self.actor, self.critic)
+        )
+        distribution = self.network.action_dist.proba_distribution(mean, self.network.log_std)  # type: ignore[call-arg]
+        return V, distribution.log_prob(actions), distribution.entropy()
 
     def save_sb3(self, path: str | Path) -> None:
         """Write a file that Stable-Baselines3's own `PPO.load` opens."""

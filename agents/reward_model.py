@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from pbrl.network import mlp
 from pbrl.types import Behaviour, Float32, Metrics, Pairs, Preferences
 
 
@@ -79,7 +80,7 @@ class RewardModel:
                 f"batch_pairs, gradient_steps and buffer_iterations must be at least 1, "
                 f"not {batch_pairs}, {gradient_steps} and {buffer_iterations}"
             )
-        self.rng, self.batch_pairs = rng, batch_pairs
+        self.rng, self.batch_pairs, self.output = rng, batch_pairs, output
         self.gradient_steps, self.max_gradient_norm = gradient_steps, max_gradient_norm
         sizes = [obs_size + act_size, *hidden, 1]
         layers: list[nn.Module] = [
@@ -92,14 +93,20 @@ class RewardModel:
         self.adam = torch.optim.Adam(self.weights, lr=learning_rate)
         self.buffer: deque[Comparisons] = deque(maxlen=buffer_iterations)
 
+    def _r(self, inputs: torch.Tensor) -> torch.Tensor:
+        """r(s, a) [n] of inputs [n, obs + act]; differentiable in the weights."""
+        layers = [(layer.weight.T, layer.bias) for layer in linear_layers(self.network)]
+        r = mlp(inputs, layers, "leaky_relu").squeeze(-1)
+        return torch.tanh(r) if self.output == "tanh" else r
+
     def reward(self, behaviour: Behaviour, pool: Executor) -> Float32:
         """r(s_t, a_t) [N, T]; 0 after a trajectory's end."""
         inputs = _inputs(behaviour)
         rewards = np.zeros(inputs.shape[:2], np.float32)
 
         def fill(row: int, end: int) -> None:
-            with torch.inference_mode():
-                rewards[row, :end] = self.network(inputs[row, :end]).squeeze(-1)
+            with torch.no_grad():
+                rewards[row, :end] = self._r(inputs[row, :end])
 
         list(pool.map(fill, range(len(rewards)), behaviour.lengths))
         return rewards
@@ -128,9 +135,10 @@ class RewardModel:
         def look_at(index: int) -> tuple[torch.Tensor, ...]:
             """A pair's loss, and the gradient of it."""
             comparisons, pair = known[index]
-            first, second = comparisons.inputs[pair]
-            first_end, second_end = comparisons.lengths[pair]
-            D = self.network(second[:second_end]).sum() - self.network(first[:first_end]).sum()
+            lived = comparisons.lengths[pair].tolist()
+            r = self._r(torch.cat([clip[:end] for clip, end in zip(comparisons.inputs[pair], lived, strict=True)]))
+            first, second = r.split(lived)
+            D = second.sum() - first.sum()
             L = binary_cross_entropy_with_logits(D, comparisons.q[pair])
             return L.detach(), *torch.autograd.grad(L, self.weights)
 
