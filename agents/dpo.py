@@ -95,7 +95,7 @@ class DPO:
             log_pi_t = log_pi(pair)
             # pi_ref <- pi: before the first Adam step they are the same
             log_ratio = log_pi_t - log_ref.setdefault(pair, log_pi_t.detach())
-            first, second = log_ratio.split(steps[pair][2])
+            first, second = torch.split(log_ratio, steps[pair][2])
             D = self.beta * (self._LR(second) - self._LR(first))
             q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
             L = binary_cross_entropy_with_logits(D, q)

@@ -119,14 +119,15 @@ class PPO:
         )
 
         # The critic's gradient is hundreds of times the actor's: clipped together, the actor would hardly move.
-        network.optimizer.register_step_pre_hook(
-            lambda optimizer, *_: [
-                torch.nn.utils.clip_grad_norm_(group["params"], max_gradient_norm) for group in optimizer.param_groups
-            ]
-        )
+        network.optimizer.register_step_pre_hook(self._clip_gradients)
+        self.max_gradient_norm = max_gradient_norm
         self.actor, self.critic = actor, critic
         self.pool: Executor | None = None  # on whose threads the networks are evaluated
-        network.evaluate_actions = self._evaluate_actions  # type: ignore[method-assign]
+        network.evaluate_actions = self._evaluate_actions  # type: ignore[method-assign, assignment]
+
+    def _clip_gradients(self, optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], self.max_gradient_norm)
 
     @property
     def parameters(self) -> Float32:
@@ -175,7 +176,7 @@ class PPO:
             mlp(obs, [(layer.weight.T, layer.bias) for layer in layers], "tanh", self.pool)
             for layers in (self.actor, self.critic)
         )
-        distribution = self.network.action_dist.proba_distribution(mean, self.network.log_std)  # type: ignore[call-arg]
+        distribution = self.network.action_dist.proba_distribution(mean, self.network.log_std)
         return V, distribution.log_prob(actions), distribution.entropy()
 
     def save_sb3(self, path: str | Path) -> None:

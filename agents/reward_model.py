@@ -137,7 +137,7 @@ class RewardModel:
             comparisons, pair = known[index]
             lived = comparisons.lengths[pair].tolist()
             r = self._r(torch.cat([clip[:end] for clip, end in zip(comparisons.inputs[pair], lived, strict=True)]))
-            first, second = r.split(lived)
+            first, second = torch.split(r, lived)
             D = second.sum() - first.sum()
             L = binary_cross_entropy_with_logits(D, comparisons.q[pair])
             return L.detach(), *torch.autograd.grad(L, self.weights)

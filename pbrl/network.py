@@ -44,6 +44,7 @@ class _MLP(torch.autograd.Function):
         # A narrow matrix is multiplied four times as fast from the left: the output is made transposed.
         out = x.new_empty(weights[-1].shape[1], len(x))
 
+        @torch.no_grad()  # of the thread that runs it
         def run(lane: slice) -> None:
             for block in _blocks(lane):
                 h = x[block]
@@ -52,8 +53,7 @@ class _MLP(torch.autograd.Function):
                     _activate(h, activation)
                 torch.addmm(biases[-1][:, None], weights[-1].T, h.T, out=out[:, block])
 
-        with torch.no_grad():
-            _in_lanes(run, len(x), pool)
+        _in_lanes(run, len(x), pool)
         ctx.save_for_backward(x, *parameters, *hidden)
         ctx.activation, ctx.pool = activation, pool
         return out.T
@@ -65,6 +65,7 @@ class _MLP(torch.autograd.Function):
         weights, inputs = saved[: 2 * layers : 2], [x, *saved[2 * layers :]]
         d_out = gradients[0].T.contiguous()
 
+        @torch.no_grad()
         def run(lane: slice) -> list[Tensor]:
             sums = [x.new_zeros(tensor.shape) for tensor in saved[: 2 * layers]]
             last = x.new_zeros(weights[-1].T.shape)
@@ -81,11 +82,10 @@ class _MLP(torch.autograd.Function):
             sums[-2] = last.T
             return sums
 
-        with torch.no_grad():
-            first, *rest = _in_lanes(run, len(x), ctx.pool)
-            for lane in rest:
-                for total, part in zip(first, lane, strict=True):
-                    total += part
+        first, *rest = _in_lanes(run, len(x), ctx.pool)
+        for lane in rest:
+            for total, part in zip(first, lane, strict=True):
+                total += part
         return None, None, None, *first
 
 
