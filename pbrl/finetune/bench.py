@@ -19,7 +19,6 @@ from collections.abc import Callable
 import hydra
 import torch
 from hydra import compose
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +27,8 @@ from tqdm import tqdm
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.problem import Problem
 from pbrl.finetune.tuning import build_problem, check
-from pbrl.run.settings import ConfigurationError
-from pbrl.simulation.simulator import cores
+from pbrl.run.settings import ConfigurationError, instantiate
+from pbrl.threads import cores
 
 BARE = "inference"
 
@@ -47,7 +46,12 @@ def turn(problem: Problem, cfg: DictConfig, method: str) -> Callable[[int], None
         return look
     with_method = compose("finetune", overrides=[f"method={method}", f"lr={cfg.step}"]).method
     tuner = instantiate(
-        with_method, parameters=problem.tuned, seed=cfg.seed, threads=cfg.threads or cores(), _convert_="all"
+        with_method,
+        allow=cfg.allow,
+        parameters=problem.tuned,
+        seed=cfg.seed,
+        threads=cfg.threads or cores(),
+        _convert_="all",
     )
 
     def search(iteration: int) -> None:

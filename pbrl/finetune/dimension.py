@@ -25,10 +25,11 @@ from tqdm import tqdm
 from pbrl.finetune.d90 import D90, d90
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.problem import Problem
+from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.said import Subspace, train_in_subspace
 from pbrl.finetune.tuning import build_problem, check
 from pbrl.run.settings import ConfigurationError, suggest
-from pbrl.simulation.simulator import cores
+from pbrl.threads import cores
 
 
 def layer_of(name: str) -> str:
@@ -127,7 +128,8 @@ def main(cfg: DictConfig) -> None:
         found = measure(cfg, path)
         accuracy, gain = read_off(found, cfg.resamples)
     except (ConfigurationError, DataError, ValueError) as error:
-        raise SystemExit(f"pbrl.finetune.dimension: {error}") from None
+        refuse("pbrl.finetune.dimension", str(error))
+        return
     for dimension, results in {"all": found["full"], **found["subspace"]}.items():
         print(f"d' = {dimension}: best accuracy {np.mean(results):.3f}, mean of {len(results)}")
     print(f"always the same answer: {found['majority']:.3f}")
@@ -139,4 +141,5 @@ if __name__ == "__main__":
         suggest(sys.argv[1:], ("task", "model"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.finetune.dimension: {error}") from None
-    main()
+    with listed_refusals("pbrl.finetune.dimension"):
+        main()

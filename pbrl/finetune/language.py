@@ -56,7 +56,7 @@ class States(NamedTuple):
     labels: Tensor  # [B] int64
 
 
-class Cosine(nn.Module):
+class CosineHead(nn.Module):
     """Sentences mean the same if their states u, v point the same way.
 
     score = slope * cos(gain u + shift, gain v + shift) + bias
@@ -122,13 +122,13 @@ class LanguageModel(nn.Module):
     @property
     def read(self) -> int:
         """How many states of an example the head reads."""
-        return 2 if isinstance(self.head, Cosine) else 1
+        return 2 if isinstance(self.head, CosineHead) else 1
 
     def states(self, batch: Batch) -> Tensor:
         """What the head reads, [B, read, width]: the means over the two sentences, or the state at one place."""
         hidden = self.lower(batch.ids, batch.types, batch.attend) if batch.hidden is None else batch.hidden
         upper = self.layers[self.first_tuned :]
-        if isinstance(self.head, Cosine):
+        if isinstance(self.head, CosineHead):
             for layer in upper:
                 hidden = layer(hidden, batch.attend)
             belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
@@ -142,7 +142,7 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch | States) -> Tensor:
         """The scores [B, 2] of the two answers."""
         states = batch.states if isinstance(batch, States) else self.states(batch)
-        answer: Tensor = self.head(states if isinstance(self.head, Cosine) else states[:, 0])
+        answer: Tensor = self.head(states if isinstance(self.head, CosineHead) else states[:, 0])
         return answer if self.words is None else answer[:, self.words]
 
     def loss(self, batch: Batch | States) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pbrl.finetune.language import Cosine, LanguageModel, Reader
+from pbrl.finetune.language import CosineHead, LanguageModel, Reader
 from pbrl.run.settings import ConfigurationError
 
 HUB_SECONDS = 5.0  # that a hub may take to answer
@@ -61,7 +61,7 @@ def load(
         initialise(module, base.config.initializer_range, generator)
     if head == "cosine":
         last = base.encoder.layer[layers - 1].output
-        top = Cosine(last.LayerNorm)
+        top = CosineHead(last.LayerNorm)
         last.LayerNorm = nn.LayerNorm(base.config.hidden_size, last.LayerNorm.eps, elementwise_affine=False)
     answers = [_single_token(tokenizer, word) for word in words or ()] if head == "masked" else None
     if answers is not None and len(answers) != 2:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pbrl.finetune import language, paraphrases, pretrained
-from pbrl.finetune.language import Batch, Cosine, LanguageModel, Reader, States, Tokens
+from pbrl.finetune.language import Batch, CosineHead, LanguageModel, Reader, States, Tokens
 from pbrl.finetune.paraphrases import Data, Example
 from pbrl.types import Float32
 
@@ -67,11 +67,11 @@ class Problem:
         if self.cached:
             for part in (self._training, self._validation):
                 part.known = self._lower_of(part, width, evaluation_batch_size, Path(cache_folder))
-        if isinstance(model.head, Cosine):
+        if isinstance(model.head, CosineHead):
             self._fit(model.head, min(head_examples, len(data.training)), evaluation_batch_size)
 
     @torch.inference_mode()
-    def _fit(self, head: Cosine, examples: int, size: int) -> None:
+    def _fit(self, head: CosineHead, examples: int, size: int) -> None:
         """Let the head begin with what the states tell of the first examples."""
         batches = [
             self._gather(self._training, np.arange(begin, min(begin + size, examples)))

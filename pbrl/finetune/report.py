@@ -27,12 +27,12 @@ from scipy import stats
 
 from pbrl.finetune.d90 import D90
 from pbrl.finetune.dimension import read_off
-from pbrl.finetune.runs import Hyperparameters, Run, find, losses
+from pbrl.finetune.runs import Hyperparameters, TuningRecord, find, losses
 from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output, file_name
+from pbrl.report.panels import panels
 from pbrl.report.tables import Table
-from pbrl.ridge.report import panels
 from pbrl.types import Float64
 
 RESAMPLES = 2000  # of the bootstrap of d90
@@ -78,7 +78,7 @@ def counts(values: Float64) -> tuple[float, float, float]:
 
 def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
     """Everything that the runs in a folder say: cells of the table, and sweeps by task, setting and method."""
-    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[TuningRecord]] = defaultdict(list)
     for run in find(root):
         groups[run.task, run.setting, run.method].append(run)
     sweeps = {key: losses(runs) for key, runs in groups.items()}
@@ -86,7 +86,7 @@ def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
     return sorted(cells, key=lambda cell: (cell.task, cell.setting, cell.method)), sweeps
 
 
-def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Sweep) -> Cell | None:
+def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[TuningRecord], sweep: Sweep) -> Cell | None:
     task, setting, method = key
     if method == "sgd":
         chosen = min(sweep, key=lambda choice: sweep[choice]) if sweep else None

@@ -19,7 +19,7 @@ from pbrl.types import Float64
 
 
 @dataclass(frozen=True)
-class Run:
+class TuningRecord:
     """A run, up to where it is. Evaluations are arrays [evaluations]."""
 
     folder: Path
@@ -82,13 +82,13 @@ class Run:
         return float(above[0]) if len(above) else np.nan
 
 
-def find(root: Path) -> list[Run]:
+def find(root: Path) -> list[TuningRecord]:
     """All runs in a folder, in the order of their names."""
     paths = (path.parent for path in sorted(root.rglob("metrics.jsonl")))
     return [load(path) for path in paths if not ASIDE.search(path.name) and (path / "config.yaml").exists()]
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> TuningRecord:
     """One run."""
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     metrics = columns(read(folder / "metrics.jsonl"))
@@ -96,7 +96,7 @@ def load(folder: Path) -> Run:
     known = np.isfinite(metrics.get("accuracy", none))
     saved = checkpoint.load(folder / "checkpoint")
     state: dict[str, Any] = saved[1] if saved else {"target": None, "ended": ""}
-    return Run(
+    return TuningRecord(
         folder,
         settings,
         metrics["iteration"][known] + 1 if known.any() else none,
@@ -111,7 +111,7 @@ def load(folder: Path) -> Run:
 Hyperparameters = tuple[float, float | None]
 
 
-def losses(runs: Sequence[Run]) -> dict[Hyperparameters, float]:
+def losses(runs: Sequence[TuningRecord]) -> dict[Hyperparameters, float]:
     """The lowest validation loss of each choice of hyperparameters, averaged over its finished runs without a target.
 
     A choice of which a run diverged loses to all others. Give runs of one setting and method.

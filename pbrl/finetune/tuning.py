@@ -24,7 +24,6 @@ import hydra
 import numpy as np
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.logging import RichHandler
 from torch import Tensor
@@ -33,15 +32,16 @@ from tqdm import tqdm
 from pbrl.finetune import problem as finetune_problem
 from pbrl.finetune.inplace import DivergedError
 from pbrl.finetune.paraphrases import DataError
+from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.runs import best_settings, target_of_sgd
 from pbrl.report.provenance import note_versions
 from pbrl.run import checkpoint
 from pbrl.run.folder import alone_in, prepare
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import Record, RecordError
-from pbrl.run.settings import ConfigurationError, check_node, suggest
+from pbrl.run.settings import ConfigurationError, check_node, instantiate, suggest
 from pbrl.run.signals import signals_noted
-from pbrl.simulation.simulator import cores
+from pbrl.threads import cores
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class SGD:
         return {"loss": value.item()}
 
 
-class Run:
-    """A problem and who works on it."""
+class Tuning:
+    """A run: a problem, the method that tunes it, and how far it has come."""
 
     def __init__(self, cfg: DictConfig, target: float | None) -> None:
         self.folder, self.target = Path(cfg.folder), target
@@ -77,6 +77,7 @@ class Run:
         directions = int(np.random.SeedSequence(cfg.seed).generate_state(3)[2])  # the first two: build_problem's
         self.tuner = instantiate(
             cfg.method,
+            allow=cfg.allow,
             parameters=self.problem.tuned,
             seed=directions,
             threads=cfg.threads or cores(),
@@ -173,55 +174,55 @@ def finetune(cfg: DictConfig) -> None:
             f"so it cannot go on to {cfg.iterations}; resume=false would start over"
         )
     try:
-        run = Run(cfg, target)  # first of all: what cannot be run leaves no folder behind
+        tuning = Tuning(cfg, target)  # before the folder is made: a refused run leaves none behind
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     prepare(cfg)
-    with alone_in(run.folder):
-        go_on(run, cfg, saved)
+    with alone_in(tuning.folder):
+        tune(tuning, cfg, saved)
 
 
-def go_on(run: Run, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
+def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
     """Continue from the last checkpoint, if there is one, until the target or the last iteration."""
     start = 0
     if saved is not None:
         start = saved[0] + 1
-        run.load_state_dict(saved[1], saved[0])
-        print(f"{run.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
-    note_versions(run.folder)
-    record = Record(run.folder / "metrics.jsonl", after=start - 1)
+        tuning.load_state_dict(saved[1], saved[0])
+        print(f"{tuning.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
+    note_versions(tuning.folder)
+    record = Record(tuning.folder / "metrics.jsonl", after=start - 1)
     labels = {"job_type": f"{cfg.task.name}/{cfg.setting}/{cfg.name}", "name": str(cfg.folder)}
     settings = OmegaConf.to_container(cfg, resolve=True)
-    path = run.folder / "metrics.jsonl"
+    path = tuning.folder / "metrics.jsonl"
     followers = mirrors(path, wandb=cfg.wandb, tensorboard=cfg.tensorboard, config=settings, **labels)
     iteration = start - 1
     try:
         with (
             signals_noted() as signals,
-            tqdm(total=cfg.iterations, initial=start, desc=str(run.folder), unit="it", mininterval=0.5) as bar,
+            tqdm(total=cfg.iterations, initial=start, desc=str(tuning.folder), unit="it", mininterval=0.5) as bar,
         ):
-            while iteration + 1 < cfg.iterations and not run.ended:
+            while iteration + 1 < cfg.iterations and not tuning.ended:
                 last = iteration + 2 == cfg.iterations
                 try:
-                    metrics = run.iterate(evaluate=last or (iteration + 2) % cfg.evaluation.every == 0)
+                    metrics = tuning.iterate(evaluate=last or (iteration + 2) % cfg.evaluation.every == 0)
                 except DivergedError as error:
-                    log.warning("%s: %s", run.folder, error)
-                    run.ended = "diverged"
+                    log.warning("%s: %s", tuning.folder, error)
+                    tuning.ended = "diverged"
                     break
                 iteration += 1
                 record.write(metrics)
                 bar.update()
                 if "accuracy" in metrics:
-                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {run.best:.3f}", refresh=False)
+                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {tuning.best:.3f}", refresh=False)
                 if signals:
                     break
                 if (iteration + 1) % cfg.checkpoint_every == 0:
                     record.sync()
-                    run.save(iteration, weights=True)
-        finished = bool(run.ended) or iteration + 1 >= cfg.iterations
+                    tuning.save(iteration, weights=True)
+        finished = bool(tuning.ended) or iteration + 1 >= cfg.iterations
         record.sync()
-        if iteration >= 0 or run.ended:
-            run.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
+        if iteration >= 0 or tuning.ended:
+            tuning.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
         if signals and not finished:
             print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
             raise SystemExit(128 + signals[0])
@@ -230,24 +231,24 @@ def go_on(run: Run, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -
         for follower in followers:
             follower.close()
     print(
-        f"{run.folder}: {run.ended or 'done'} after {iteration + 1} iterations, best accuracy {run.best:.3f}"
-        + (f", target {run.target:.3f}" if run.target is not None else "")
-        + f"; always the same answer would give {run.problem.data.majority:.3f}"
+        f"{tuning.folder}: {tuning.ended or 'done'} after {iteration + 1} iterations, best accuracy {tuning.best:.3f}"
+        + (f", target {tuning.target:.3f}" if tuning.target is not None else "")
+        + f"; always the same answer would give {tuning.problem.data.majority:.3f}"
     )
 
 
 @hydra.main(config_path="pkg://conf", config_name="finetune")
 def main(cfg: DictConfig) -> None:
-    """Fine-tune, and answer what goes wrong with a sentence."""
+    """Fine-tune; errors that a user can mend become messages."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(show_path=False)])
     try:
         finetune(cfg)
     except (ConfigurationError, DataError, checkpoint.CheckpointError, RecordError) as error:
-        raise SystemExit(f"pbrl.finetune: {error}") from None
+        refuse("pbrl.finetune", str(error))
     except InstantiationException as error:
-        raise SystemExit(f"pbrl.finetune: {error.__cause__ or error}") from None
+        refuse("pbrl.finetune", str(error.__cause__ or error))
     except OSError as error:
-        raise SystemExit(f"pbrl.finetune: {error.strerror}: {error.filename}; nothing that was saved is lost") from None
+        refuse("pbrl.finetune", f"{error.strerror}: {error.filename}; everything saved so far is kept")
 
 
 def command() -> None:
@@ -256,4 +257,5 @@ def command() -> None:
         suggest(sys.argv[1:], ("task", "model", "method", "study"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.finetune: {error}") from None
-    main()
+    with listed_refusals("pbrl.finetune"):
+        main()

@@ -15,9 +15,9 @@ from scipy import stats
 
 from pbrl.finetune import inplace
 from pbrl.finetune.inplace import BLOCK, PIECE, DivergedError, InPlace, Piece, direction_key, move_by_torch
-from pbrl.search import MeZORule, NCRSRule, RSGFRule
+from pbrl.search import NCRS, RSGF, MeZO
 
-RULES: list[Any] = [NCRSRule(step=0.01), RSGFRule(step=0.02, radius=0.01), MeZORule(step=0.02, radius=0.01)]
+RULES: list[Any] = [NCRS(step=0.01), RSGF(step=0.02, radius=0.01), MeZO(step=0.02, radius=0.01)]
 
 
 def in_place(rule: Any, parameters: dict[str, torch.Tensor], **changes: Any) -> InPlace:
@@ -103,10 +103,10 @@ def test_an_iteration_takes_the_step_computed_by_hand(rule: Any) -> None:
         return w[0] ** 2 + w[1:].sum()
 
     w = np.ones(6)
-    if isinstance(rule, NCRSRule):
+    if isinstance(rule, NCRS):
         move = 0.01 if f(w + 0.01 * s) < f(w) else 0.0
         assert move == (0.01 if 2 * s[0] + s[1:].sum() < 0 else 0.0)  # small steps: as the gradient says
-    elif isinstance(rule, RSGFRule):
+    elif isinstance(rule, RSGF):
         move = -0.02 * (f(w + 0.01 * s) - f(w)) / 0.01
     else:
         move = -0.02 * (f(w + 0.01 * s) - f(w - 0.01 * s)) / 0.02
@@ -120,7 +120,7 @@ def test_an_iteration_takes_the_step_computed_by_hand(rule: Any) -> None:
 
 def test_ncrs_rejects_without_a_trace_and_accepts_in_full() -> None:
     weights = torch.ones(6)
-    search = in_place(NCRSRule(step=0.01), {"w": weights})
+    search = in_place(NCRS(step=0.01), {"w": weights})
     losses = iter([torch.tensor(1.0), torch.tensor(2.0), torch.tensor(2.0), torch.tensor(1.0)])
     assert search.step(lambda: next(losses))["moved"] == 0.0
     assert torch.equal(weights, torch.ones(6))
@@ -128,7 +128,7 @@ def test_ncrs_rejects_without_a_trace_and_accepts_in_full() -> None:
     np.testing.assert_allclose(weights.numpy(), 1 + 0.01 * direction(6, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [RSGFRule(step=1e-3, radius=1e-3), MeZORule(step=1e-3, radius=1e-3)])
+@pytest.mark.parametrize("rule", [RSGF(step=1e-3, radius=1e-3), MeZO(step=1e-3, radius=1e-3)])
 def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path) -> None:
     # E g = grad f (+ O(mu)). Of n estimates along n directions, the mean of each projection v . g has standard error
     # |grad f| |v| sqrt(~1/n); v = grad f and v at random.
