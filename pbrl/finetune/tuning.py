@@ -1,13 +1,14 @@
-"""Fine-tune a language model by comparisons of its loss, and see how intrinsic dimension sets the pace.
+"""Fine-tune a language model by comparisons of its loss, to see how the intrinsic dimension sets the pace.
 
     python -m pbrl.finetune method=ncrs task.path=/folder/with/mrpc
     python -m pbrl.finetune -m method=sgd lr=0.01,0.03,0.1 task.path=...          # a sweep
     python -m pbrl.finetune -m method=ncrs seed=0,1,2,3,4 target=sgd tuned=true task.path=...
 
-The first experiment of the NCRS paper (El Bakkali El Kadi et al. 2026, section 4.1): SGD shows what accuracy a setting
-allows; NCRS, MeZO and RSGF run until they exceed it. An iteration is two evaluations on the same minibatch. Settings
-differ in the layers kept, the layers initialised anew and the share of the data. `python -m pbrl.finetune.report`
-makes tables and figures of the runs. The same command continues an unfinished run and leaves a finished one alone.
+The first experiment of the NCRS paper (El Bakkali El Kadi et al. 2026, section 4.1): SGD shows which accuracy is
+possible in a setting; NCRS, MeZO and RSGF run until they exceed it. An iteration is two evaluations on the same
+minibatch. Settings differ in the layers kept, the layers reinitialised and the share of the data. `python -m
+pbrl.finetune.report` makes tables and figures of the runs. The same command resumes an unfinished run and leaves a
+finished one unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class SGD:
-    """Stochastic gradient descent, the first-order method that the others are measured by.
+    """Stochastic gradient descent, the first-order method that the others are compared with.
 
     theta <- theta - lr * gradient of f_B(theta)
     """
@@ -83,11 +84,11 @@ class Tuning:
             threads=cfg.threads or cores(),
             _convert_="all",
         )
-        self.best = 0.0  # accuracy so far
-        self.ended = ""  # why, before the last iteration
+        self.best = 0.0  # best accuracy so far
+        self.ended = ""  # why the run ended before its last iteration: arrived or diverged
 
     def iterate(self, evaluate: bool) -> dict[str, float]:
-        """One iteration; what came of it."""
+        """One iteration; returns its metrics."""
         begin = time.perf_counter()
         iteration = self.tuner.iteration
         batch = self.problem.batch(iteration)
@@ -103,14 +104,14 @@ class Tuning:
         return metrics
 
     def save(self, iteration: int, *, weights: bool) -> None:
-        """Leave a checkpoint of the state after the iteration."""
+        """Write a checkpoint of the state after the iteration."""
         kept = dict(self.problem.tuned) if weights else {}
         state = {"weights": kept, "best": self.best, "target": self.target, "ended": self.ended}
         checkpoint.save(self.folder / "checkpoint", iteration, state)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any], iteration: int) -> None:
-        """Continue after an iteration."""
+        """Resume after an iteration."""
         self.best, self.target, self.ended = state["best"], state["target"], state["ended"]
         self.tuner.iteration = iteration + 1
         for name, weights in state["weights"].items():
@@ -118,7 +119,7 @@ class Tuning:
 
 
 def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
-    """The setting of a configuration: a model, what of it is tuned, its minibatches and its validation set."""
+    """The problem of a configuration: a model, its tuned part, its minibatches and its validation set."""
     model: dict[str, Any] = OmegaConf.to_container(cfg.model, resolve=True)  # type: ignore[assignment]
     return finetune_problem.build(
         model={key: value for key, value in model.items() if key != "batch_size"},
@@ -134,7 +135,7 @@ def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
 
 
 def check(cfg: DictConfig) -> None:
-    """Refuse settings that make no sense, by name."""
+    """Raise ConfigurationError for a wrong setting, with its name."""
     for name in (
         "iterations",
         "head_examples",
@@ -158,7 +159,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def finetune(cfg: DictConfig) -> None:
-    """Compose the run, and let it go on to its end."""
+    """Start or resume a run, and run it to its end."""
     if cfg.tuned:
         cfg.lr, cfg.mu = best_settings(Path(cfg.root), cfg.task.name, cfg.setting, cfg.name)
     check(cfg)
@@ -166,12 +167,12 @@ def finetune(cfg: DictConfig) -> None:
     target = target_of_sgd(Path(cfg.root), cfg.task.name, cfg.setting) if cfg.target == "sgd" else cfg.target
     saved = checkpoint.load(Path(cfg.folder) / "checkpoint") if cfg.resume else None
     if saved is not None and (saved[1]["ended"] or saved[0] + 1 >= cfg.iterations):
-        print(f"{cfg.folder}: {saved[0] + 1} iterations, nothing is left to do; resume=false would start over")
+        print(f"{cfg.folder}: finished after {saved[0] + 1} iterations; resume=false starts over")
         return
     if saved is not None and not saved[1]["weights"]:
         raise ConfigurationError(
             f"{cfg.folder} ended after {saved[0] + 1} iterations without keeping its weights (keep_weights=false), "
-            f"so it cannot go on to {cfg.iterations}; resume=false would start over"
+            f"so it cannot be continued to {cfg.iterations}; resume=false starts over"
         )
     try:
         tuning = Tuning(cfg, target)  # before the folder is made: a refused run leaves none behind
@@ -183,12 +184,12 @@ def finetune(cfg: DictConfig) -> None:
 
 
 def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
-    """Continue from the last checkpoint, if there is one, until the target or the last iteration."""
+    """Iterate, from the last checkpoint if there is one, until the target or the last iteration."""
     start = 0
     if saved is not None:
         start = saved[0] + 1
         tuning.load_state_dict(saved[1], saved[0])
-        print(f"{tuning.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
+        print(f"{tuning.folder}: resuming after {start} of {cfg.iterations} iterations", flush=True)
     note_versions(tuning.folder)
     record = Record(tuning.folder / "metrics.jsonl", after=start - 1)
     labels = {"job_type": f"{cfg.task.name}/{cfg.setting}/{cfg.name}", "name": str(cfg.folder)}
@@ -224,7 +225,7 @@ def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | No
         if iteration >= 0 or tuning.ended:
             tuning.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
         if signals and not finished:
-            print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
+            print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command resumes")
             raise SystemExit(128 + signals[0])
     finally:
         record.close()
@@ -233,7 +234,7 @@ def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | No
     print(
         f"{tuning.folder}: {tuning.ended or 'done'} after {iteration + 1} iterations, best accuracy {tuning.best:.3f}"
         + (f", target {tuning.target:.3f}" if tuning.target is not None else "")
-        + f"; always the same answer would give {tuning.problem.data.majority:.3f}"
+        + f"; the majority class gives {tuning.problem.data.majority:.3f}"
     )
 
 
