@@ -11,8 +11,8 @@ from pbrl.types import Float64, Int64
 class UniformMargin:
     """R(x, y) in {-1, +1} agrees with sign(f(x) - f(y)) with probability 1/2 + p, however small the gap.
 
-    +1 means that y is better (f is minimised). Between equals it tosses a fair coin. An array p [...] gives each of
-    several independent runs its own.
+    +1 means that y is better (f is minimised). Equal values get a fair coin toss. p may be an array [...], with one
+    number for each of several independent runs.
     """
 
     def __init__(self, *, p: float | Float64, rng: np.random.Generator) -> None:

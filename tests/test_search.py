@@ -1,4 +1,4 @@
-"""NCRS, RSGF and MeZO against steps computed by hand, and the promises that every optimiser makes."""
+"""NCRS, RSGF and MeZO against steps computed by hand, and what `Search` guarantees with every rule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pbrl.search import NCRS, RSGF, Cosine, Directions, MeZO
+from pbrl.search import NCRS, RSGF, Cosine, Directions, MeZO, Rule, Search
 
-SETTINGS: dict[type, dict[str, Any]] = {
-    NCRS: {"step": 0.3},
-    RSGF: {"step": 0.1, "radius": 0.01},
-    MeZO: {"step": 0.1, "radius": 0.01},
-}
+RULES: list[Rule] = [NCRS(step=0.3), RSGF(step=0.1, radius=0.01), MeZO(step=0.1, radius=0.01)]
+with_every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 
 
 @dataclass(frozen=True)
@@ -31,18 +28,17 @@ class Given(Directions):
         return np.broadcast_to(np.array(self.directions.pop(0), dtype), shape)
 
 
-def build(optimizer: type, x: Any, seed: int, kind: str = "gaussian") -> Any:
-    rng = np.random.default_rng(seed)
-    return optimizer(x, directions=Directions(kind), rng=rng, **SETTINGS[optimizer])
+def build(rule: Rule, x: Any, seed: int, kind: str = "gaussian") -> Search:
+    return Search(x, rule=rule, directions=Directions(kind), rng=np.random.default_rng(seed))
 
 
-def build_given(optimizer: type, direction: list[float], **settings: Any) -> Any:
+def build_given(rule: Rule, direction: list[float]) -> Search:
     x, rng = np.array([1.0, 2.0]), np.random.default_rng(0)
-    return optimizer(x, directions=Given(directions=[direction]), rng=rng, **settings)
+    return Search(x, rule=rule, directions=Given(directions=[direction]), rng=rng)
 
 
 def test_ncrs_moves_to_the_candidate_when_it_is_preferred() -> None:
-    optimizer = build_given(NCRS, [2.0, -1.0], step=0.5)
+    optimizer = build_given(NCRS(step=0.5), [2.0, -1.0])
     first, second = optimizer.ask()
     assert first.tolist() == [1.0, 2.0]
     assert second.tolist() == [2.0, 1.5]
@@ -62,7 +58,7 @@ def test_ncrs_moves_to_the_candidate_when_it_is_preferred() -> None:
     ],
 )
 def test_ncrs_accepts_exactly_when_the_votes_sum_above_zero(scores: list[float], accepted: bool) -> None:
-    optimizer = build_given(NCRS, [2.0, -1.0], step=0.5)
+    optimizer = build_given(NCRS(step=0.5), [2.0, -1.0])
     optimizer.ask()
     optimizer.tell(scores)
     assert optimizer.x.tolist() == ([2.0, 1.5] if accepted else [1.0, 2.0])
@@ -72,7 +68,7 @@ def test_ncrs_accepts_exactly_when_the_votes_sum_above_zero(scores: list[float],
 def test_rsgf_takes_the_step_computed_by_hand() -> None:
     # f(x) = x_0^2 + x_1 at (1, 2), u = (1, -1), mu = 0.5: f(theta) = 3, f(theta + mu u) = f(1.5, 1.5) = 3.75
     # g = (3.75 - 3) / 0.5 * u = (1.5, -1.5); theta - 0.1 g = (0.85, 2.15)
-    optimizer = build_given(RSGF, [1.0, -1.0], step=0.1, radius=0.5)
+    optimizer = build_given(RSGF(step=0.1, radius=0.5), [1.0, -1.0])
     first, second = optimizer.ask()
     assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [1.5, 1.5])
     optimizer.tell(3.0 - 3.75)
@@ -82,16 +78,16 @@ def test_rsgf_takes_the_step_computed_by_hand() -> None:
 def test_mezo_takes_the_step_computed_by_hand() -> None:
     # f(x) = x_0^2 + x_1, u = (1, -1), mu = 0.5: f(1.5, 1.5) = 3.75, f(0.5, 2.5) = 2.75
     # g = (3.75 - 2.75) / 1 * u = (1, -1); theta - 0.1 g = (0.9, 2.1)
-    optimizer = build_given(MeZO, [1.0, -1.0], step=0.1, radius=0.5)
+    optimizer = build_given(MeZO(step=0.1, radius=0.5), [1.0, -1.0])
     first, second = optimizer.ask()
     assert (first.tolist(), second.tolist()) == ([1.5, 1.5], [0.5, 2.5])
     optimizer.tell(3.75 - 2.75)
     np.testing.assert_allclose(optimizer.x, [0.9, 2.1])
 
 
-@pytest.mark.parametrize("optimizer", [RSGF, MeZO])
-def test_several_differences_count_as_their_mean(optimizer: type) -> None:
-    one, several = (build_given(optimizer, [1.0, -1.0], step=0.1, radius=0.5) for _ in range(2))
+@pytest.mark.parametrize("rule", [RSGF(step=0.1, radius=0.5), MeZO(step=0.1, radius=0.5)])
+def test_several_differences_count_as_their_mean(rule: Rule) -> None:
+    one, several = (build_given(rule, [1.0, -1.0]) for _ in range(2))
     one.ask()
     one.tell(0.5)
     several.ask()
@@ -108,51 +104,47 @@ def test_the_cosine_step_is_the_papers() -> None:
 def test_a_schedule_decides_each_step() -> None:
     steps = {0: 1.0, 1: 10.0, 2: 100.0}
     directions, rng = Given(directions=[[1.0, 0.0]] * 3), np.random.default_rng(0)
-    optimizer = NCRS(np.zeros(2), step=steps.__getitem__, directions=directions, rng=rng)
+    optimizer = Search(np.zeros(2), rule=NCRS(step=steps.__getitem__), directions=directions, rng=rng)
     for _ in steps:
         optimizer.ask()
         optimizer.tell(1)
     assert optimizer.x.tolist() == [111.0, 0.0]
 
 
-@pytest.mark.parametrize("optimizer", SETTINGS)
+@with_every_rule
 @pytest.mark.parametrize("kind", ["gaussian", "sphere"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_dtype_stays_what_it_was(optimizer: type, kind: str, dtype: type) -> None:
-    search = build(optimizer, np.zeros((4, 3), dtype), 0, kind)
+def test_the_dtype_stays_what_it_was(rule: Rule, kind: str, dtype: type) -> None:
+    search = build(rule, np.zeros((4, 3), dtype), 0, kind)
     first, second = search.ask()
     search.tell(np.ones(4))
     assert first.dtype == second.dtype == search.x.dtype == dtype
 
 
-@pytest.mark.parametrize("optimizer", SETTINGS)
-@pytest.mark.parametrize("between", ["iterations", "ask and tell"])
-def test_a_restored_optimizer_continues_bit_for_bit(optimizer: type, between: str) -> None:
-    def advance(search: Any) -> None:
+@with_every_rule
+def test_the_same_seed_gives_the_same_bits(rule: Rule) -> None:
+    same, twin = (build(rule, np.ones((3, 7), np.float32), 5) for _ in range(2))
+    for search in (same, twin):
         for _ in range(10):
             first, second = search.ask()
             search.tell((first**2).sum(-1) - (second**2).sum(-1))
-
-    kept = build(optimizer, np.ones((3, 7), np.float32), 5)
-    restored = build(optimizer, np.zeros((3, 7), np.float32), 99)
-    advance(kept)
-    if between == "ask and tell":
-        kept.ask()
-    state = kept.state_dict()
-    restored.load_state_dict(state)
-    if between == "ask and tell":
-        kept.tell([1.0, -1.0, 0.5])
-        restored.tell([1.0, -1.0, 0.5])
-    advance(kept)
-    advance(restored)
-    assert kept.iteration == restored.iteration > 10
-    assert np.array_equal(kept.x, restored.x)
-    assert not np.array_equal(kept.x, state["x"])
+    assert np.array_equal(same.x, twin.x)
+    assert not np.array_equal(same.x, np.ones((3, 7)))
 
 
-@pytest.mark.parametrize("optimizer", SETTINGS)
-def test_a_batch_of_one_is_a_run_alone(optimizer: type) -> None:
-    alone, batch = build(optimizer, np.ones(5), 3), build(optimizer, np.ones((1, 5)), 3)
+def test_one_rule_serves_several_searches() -> None:
+    rule = NCRS(step=lambda t: 1.0 + t)
+    ahead, behind = build_given(rule, [1.0, 0.0]), build_given(rule, [1.0, 0.0])
+    ahead.iteration = 4
+    for search in (ahead, behind):
+        search.ask()
+        search.tell(1)
+    assert (ahead.x.tolist(), behind.x.tolist()) == ([6.0, 2.0], [2.0, 2.0])
+
+
+@with_every_rule
+def test_a_batch_of_one_is_a_run_alone(rule: Rule) -> None:
+    alone, batch = build(rule, np.ones(5), 3), build(rule, np.ones((1, 5)), 3)
     for score in (1.0, -1.0, 0.5, 2.0):
         alone.ask()
         alone.tell(score)
@@ -161,10 +153,10 @@ def test_a_batch_of_one_is_a_run_alone(optimizer: type) -> None:
     assert np.array_equal(alone.x, batch.x[0])
 
 
-@pytest.mark.parametrize("optimizer", SETTINGS)
+@with_every_rule
 @given(changed=st.integers(0, 3), score=st.floats(-1, 1), seed=st.integers(0, 2**32))
-def test_the_runs_of_a_batch_do_not_touch_each_other(optimizer: type, changed: int, score: float, seed: int) -> None:
-    base, other = (build(optimizer, np.ones((4, 3)), seed) for _ in range(2))
+def test_the_runs_of_a_batch_do_not_touch_each_other(rule: Rule, changed: int, score: float, seed: int) -> None:
+    base, other = (build(rule, np.ones((4, 3)), seed) for _ in range(2))
     scores = np.full(4, 0.5)
     scores_changed = np.where(np.arange(4) == changed, score, scores)
     for _ in range(3):
@@ -178,7 +170,7 @@ def test_the_runs_of_a_batch_do_not_touch_each_other(optimizer: type, changed: i
 
 @pytest.mark.parametrize("kind", ["gaussian", "sphere"])
 def test_ask_never_changes_what_it_gave_out(kind: str) -> None:
-    search = build(NCRS, np.ones(4), 0, kind)
+    search = build(RULES[0], np.ones(4), 0, kind)
     given_out = search.ask()
     copies = [point.copy() for point in given_out]
     for _ in range(5):
@@ -223,12 +215,12 @@ def test_the_projected_sphere_is_the_explicit_one_projected() -> None:
     ("wrong", "words"),
     [
         (lambda: Directions("cube"), "'gaussian' or 'sphere', not 'cube'"),
-        (lambda: Directions("sphere", 3).draw(np.random.default_rng(0), (5,), float), "d = 3 .* k = 5"),
-        (lambda: build_given(NCRS, [1, 1], step=-0.1), "step must be positive, not -0.1"),
-        (lambda: build_given(NCRS, [1, 1], step=float("nan")), "step must be positive, not nan"),
-        (lambda: build_given(MeZO, [1, 1], step=0.1, radius=0), "radius must be positive, not 0"),
-        (lambda: build(NCRS, np.zeros(3, int), 0), "float32 or float64"),
-        (lambda: build(NCRS, np.array([np.nan]), 0), "finite"),
+        (lambda: Directions("sphere", 3).draw(np.random.default_rng(0), (5,), float), "k = 5 .* d = 3"),
+        (lambda: build_given(NCRS(step=-0.1), [1, 1]), "step must be positive, not -0.1"),
+        (lambda: build_given(NCRS(step=float("nan")), [1, 1]), "step must be positive, not nan"),
+        (lambda: build_given(MeZO(step=0.1, radius=0), [1, 1]), "radius must be positive, not 0"),
+        (lambda: build(RULES[0], np.zeros(3, int), 0), "float32 or float64"),
+        (lambda: build(RULES[0], np.array([np.nan]), 0), "finite"),
         (lambda: Cosine(maximum=1e-3, minimum=1e-2, decay=480), "minimum <= maximum"),
         (lambda: Cosine(maximum=1e-2, minimum=1e-3, decay=0), "at least one iteration, not 0"),
     ],
@@ -238,14 +230,14 @@ def test_a_wrong_setting_is_named(wrong: Any, words: str) -> None:
         wrong()
 
 
-@pytest.mark.parametrize("optimizer", SETTINGS)
-def test_a_wrong_answer_is_named(optimizer: type) -> None:
-    search = build(optimizer, np.zeros((4, 3)), 0)
+@with_every_rule
+def test_a_wrong_answer_is_named(rule: Rule) -> None:
+    search = build(rule, np.zeros((4, 3)), 0)
     with pytest.raises(RuntimeError, match="without ask"):
         search.tell(np.ones(4))
     search.ask()
     with pytest.raises(ValueError, match="NaN"):
         search.tell([1, 1, np.nan, 1])
     search.ask()
-    with pytest.raises(ValueError, match=r"\(3,\) do not answer runs of shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"\(3,\) do not fit runs of shape \(4,\)"):
         search.tell(np.ones(3))

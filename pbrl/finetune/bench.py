@@ -1,10 +1,10 @@
-"""What it costs to search instead of only looking: evaluations per second and peak memory, against bare inference.
+"""The cost of zeroth-order tuning: evaluations per second and peak memory, compared with bare inference.
 
     python -m pbrl.finetune.bench task.path=/folder/with/mrpc
 
-Each method takes the setting of `pbrl.finetune`. An iteration is two evaluations; a bare loop makes the same two on the
-same minibatches without touching the weights. Turns alternate, so that what else the machine does strikes all alike.
-Memory is the peak of a process of its own, as the system counts it (ru_maxrss), everything loaded included.
+Each method runs in the setting of `pbrl.finetune`. An iteration is two evaluations; bare inference makes the same two
+on the same minibatches without changing the weights. The methods take turns, so that other load on the machine affects
+all alike. Memory is the peak of a separate process, as the system counts it (ru_maxrss), including everything loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable
 import hydra
 import torch
 from hydra import compose
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
@@ -28,26 +27,31 @@ from tqdm import tqdm
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.problem import Problem
 from pbrl.finetune.tuning import build_problem, check
-from pbrl.run.settings import ConfigurationError
-from pbrl.simulation.simulator import cores
+from pbrl.run.settings import ConfigurationError, instantiate
+from pbrl.threads import cores
 
 BARE = "inference"
 
 
 def turn(problem: Problem, cfg: DictConfig, method: str) -> Callable[[int], None]:
-    """One iteration of a method, or of the bare loop, as a function of its number."""
+    """A function of the iteration that runs it once, by a method or as bare inference."""
     if method == BARE:
 
         @torch.inference_mode()
-        def look(iteration: int) -> None:
+        def infer(iteration: int) -> None:
             batch = problem.batch(iteration)
             for _ in range(2):
                 float(problem.loss(batch))
 
-        return look
-    with_method = compose("finetune", overrides=[f"method={method}", f"lr={cfg.step}"]).method
+        return infer
+    node = compose("finetune", overrides=[f"method={method}", f"lr={cfg.step}"]).method
     tuner = instantiate(
-        with_method, parameters=problem.tuned, seed=cfg.seed, threads=cfg.threads or cores(), _convert_="all"
+        node,
+        allow=cfg.allow,
+        parameters=problem.tuned,
+        seed=cfg.seed,
+        threads=cfg.threads or cores(),
+        _convert_="all",
     )
 
     def search(iteration: int) -> None:
@@ -58,7 +62,7 @@ def turn(problem: Problem, cfg: DictConfig, method: str) -> Callable[[int], None
 
 
 def rates(cfg: DictConfig) -> dict[str, list[float]]:
-    """Evaluations per second of each method, one number for each of its turns."""
+    """Evaluations per second of each method, one number per turn."""
     problem = build_problem(cfg)
     turns = {method: turn(problem, cfg, method) for method in (BARE, *cfg.methods)}
     found: dict[str, list[float]] = {method: [] for method in turns}
@@ -71,7 +75,7 @@ def rates(cfg: DictConfig) -> dict[str, list[float]]:
 
 
 def peak_memory(cfg: DictConfig, method: str) -> float:
-    """MiB, of the process that this is called in."""
+    """Peak memory of the calling process, in MiB."""
     torch.set_num_threads(cfg.threads or cores())
     with hydra.initialize_config_module("conf"):
         problem = build_problem(cfg)
@@ -83,7 +87,7 @@ def peak_memory(cfg: DictConfig, method: str) -> float:
 
 
 def measure_memory(cfg: DictConfig) -> dict[str, float]:
-    """MiB of each method, each in a process of its own."""
+    """Peak memory of each method in MiB, each in its own process."""
     found = {}
     for method in tqdm((BARE, *cfg.methods), desc="peak memory"):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -92,7 +96,7 @@ def measure_memory(cfg: DictConfig) -> dict[str, float]:
 
 
 def show(speeds: dict[str, list[float]], memory: dict[str, float]) -> Table:
-    """The table; ratios are medians over the alternations of what was measured side by side."""
+    """The table. A ratio is the median over the alternations."""
     table = Table(title="fine-tuning against bare inference on the same minibatches")
     for column in ("", "evaluations / s", "ratio", "peak memory, MiB", "ratio"):
         table.add_column(column, justify="left" if not column else "right")

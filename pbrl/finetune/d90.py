@@ -1,8 +1,8 @@
 """d90: the smallest d' with which training in a random subspace reaches 90 % of what full fine-tuning reaches.
 
 Li, Farkhoor, Liu and Yosinski 2018 define it by the accuracy. Where one class is much larger than the other, as in MRPC
-with its 67 %, 90 % of an accuracy is hardly more than always naming that class; so it is also measured by the gain
-over the majority. The runs come from `pbrl.finetune.said`.
+with 67 %, 90 % of an accuracy is hardly more than the accuracy of always predicting that class. So d90 is also measured
+by the gain over the majority class. The runs come from `pbrl.finetune.said`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class D90:
         if math.isnan(self.value):
             return "none"
         if math.isnan(self.low):
-            return self._say(self.value)
-        return f"{self._say(self.value)} ({self._say(self.low)} to {self._say(self.high)})"
+            return self._text(self.value)
+        return f"{self._text(self.value)} ({self._text(self.low)} to {self._text(self.high)})"
 
-    def _say(self, dimension: float) -> str:
+    def _text(self, dimension: float) -> str:
         if dimension > self.largest:
             return f"> {self.largest}"
         return f"<= {self.smallest}" if dimension <= self.smallest else f"{dimension:.0f}"
@@ -54,16 +54,16 @@ def d90(
     resamples: int,
     seed: int,
 ) -> tuple[D90, D90]:
-    """d90 of the accuracy, target 0.9 full, and of its gain, target majority + 0.9 (full - majority).
+    """d90 of the accuracy, target 0.9 full, and d90 of the gain, target majority + 0.9 (full - majority).
 
     1. The accuracy at each d' is the mean over its runs; `full` likewise.
-    2. Isotonic regression, the least squares weighted by the numbers of runs, makes it non-decreasing in d'.
-    3. d90 is where the lines through the fitted points (log d', accuracy) first reach the target. A fit that starts on
-       target says "at most the smallest d'", one that never gets there "more than the largest". No extrapolation.
-    4. The interval is `pbrl.report.stats.estimate`'s of log d90 within the grid, runs resampled at each d' and of full
-       fine-tuning; there is none if one of them has but a single run.
+    2. Isotonic regression (least squares weighted by the numbers of runs) makes it non-decreasing in d'.
+    3. d90 is where the line through the fitted points (log d', accuracy) first reaches the target. If the first point
+       is on target: "at most the smallest d'"; if none is: "more than the largest". No extrapolation.
+    4. The interval is that of `pbrl.report.stats.estimate` for log d90 within the grid, with runs resampled at each d'
+       and for full fine-tuning. There is no interval if one of them has a single run.
 
-    Where full fine-tuning does not beat the majority there is no gain, and its d90 is nan.
+    Where full fine-tuning is no better than the majority class there is no gain, and its d90 is nan.
     """
     if not accuracies or not full or not all(len(runs) for runs in accuracies.values()):
         raise ValueError("d90 needs at least one run of full fine-tuning and of every d'")
@@ -75,7 +75,7 @@ def d90(
     if not np.isfinite(np.concatenate([*cells, reference, [majority]])).all():
         raise ValueError("d90 of accuracies that are not all finite numbers")
     grid = np.log(dimensions)
-    above = float(np.nextafter(grid[-1], math.inf))  # stands for "more than the largest"
+    above = float(np.nextafter(grid[-1], math.inf))  # means "more than the largest"
 
     def dimension(x: float) -> float:
         return dimensions[0] if x <= grid[0] else math.inf if x >= above else min(math.exp(x), dimensions[-1])
@@ -100,7 +100,7 @@ def d90(
 
 def _crossing(grid: Float64, fit: Float64, goal: float) -> float:
     """Where the non-decreasing line through (grid, fit) first reaches the goal; infinite where it does not."""
-    reached = fit >= goal - 1e-12  # a mean's rounding is no reason to miss
+    reached = fit >= goal - 1e-12  # tolerance for the rounding of a mean
     if reached.all() or not reached.any():
         return -math.inf if reached.all() else math.inf
     after = int(reached.argmax())

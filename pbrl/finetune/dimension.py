@@ -2,9 +2,9 @@
 
     python -m pbrl.finetune.dimension model.layers=4 model.tuned_layers=1 task.path=/folder/with/mrpc
 
-Tunes the setting in random subspaces of d' dimensions, and in full, several times each, with Adam. The best accuracies
-go to `intrinsic_dimension.json` in the setting's folder, where `pbrl.finetune.report` finds them; those that are there
-already are not measured again.
+Tunes the setting with Adam, in random subspaces of d' dimensions and in full, several times each. The best accuracies
+are written to `intrinsic_dimension.json` in the setting's folder, where `pbrl.finetune.report` finds them. Those
+already in the file are not measured again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from tqdm import tqdm
 from pbrl.finetune.d90 import D90, d90
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.problem import Problem
+from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.said import Subspace, train_in_subspace
 from pbrl.finetune.tuning import build_problem, check
 from pbrl.run.settings import ConfigurationError, suggest
-from pbrl.simulation.simulator import cores
+from pbrl.threads import cores
 
 
 def layer_of(name: str) -> str:
-    """`layers.3.attention...` -> `layers.3`; all of the head, and all of the embeddings, are a layer of their own."""
+    """`layers.3.attention...` -> `layers.3`; the head is one layer, and the embeddings are one."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
@@ -56,7 +57,7 @@ def best_in_subspace(problem: Problem, cfg: DictConfig, dimension: int, seed: in
 
 
 def best_in_full(problem: Problem, cfg: DictConfig, seed: int, progress: Any) -> float:
-    """The best accuracy of tuning everything."""
+    """The best accuracy of full fine-tuning."""
     start = [parameter.detach().clone() for parameter in problem.tuned.values()]
     optimizer = torch.optim.Adam(problem.tuned.values(), cfg.full_learning_rate)
     best, batches = 0.0, problem.batches(seed * cfg.iterations)
@@ -75,7 +76,7 @@ def best_in_full(problem: Problem, cfg: DictConfig, seed: int, progress: Any) ->
 
 
 def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
-    """Every accuracy that is not in the file yet, written to it one by one."""
+    """Measure every accuracy that is not in the file yet; the file is written after each."""
     problem = build_problem(cfg)
     found: dict[str, Any] = {"majority": problem.data.majority, "full": [], "subspace": {}}
     if path.exists():
@@ -104,7 +105,7 @@ def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """All of it, or nothing."""
+    """Write the file as a whole: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
     unfinished.write_text(json.dumps(found, indent=2) + "\n")
@@ -119,7 +120,7 @@ def read_off(found: dict[str, Any], resamples: int) -> tuple[D90, D90]:
 
 @hydra.main(config_path="pkg://conf", config_name="finetune_dimension")
 def main(cfg: DictConfig) -> None:
-    """Measure, and say what came out."""
+    """Measure, and print the results."""
     try:
         check(cfg)
         torch.set_num_threads(cfg.threads or cores())
@@ -127,10 +128,11 @@ def main(cfg: DictConfig) -> None:
         found = measure(cfg, path)
         accuracy, gain = read_off(found, cfg.resamples)
     except (ConfigurationError, DataError, ValueError) as error:
-        raise SystemExit(f"pbrl.finetune.dimension: {error}") from None
+        refuse("pbrl.finetune.dimension", str(error))
+        return
     for dimension, results in {"all": found["full"], **found["subspace"]}.items():
         print(f"d' = {dimension}: best accuracy {np.mean(results):.3f}, mean of {len(results)}")
-    print(f"always the same answer: {found['majority']:.3f}")
+    print(f"majority class: {found['majority']:.3f}")
     print(f"d90 of the accuracy: {accuracy}; of its gain over the majority: {gain}; in {path}")
 
 
@@ -139,4 +141,5 @@ if __name__ == "__main__":
         suggest(sys.argv[1:], ("task", "model"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.finetune.dimension: {error}") from None
-    main()
+    with listed_refusals("pbrl.finetune.dimension"):
+        main()

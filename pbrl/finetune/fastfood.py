@@ -6,11 +6,11 @@ to n, the next power of two; ceil(D / n) independent blocks of n rows each give 
     V = S H G Π H B    B random signs, H Walsh-Hadamard, Π a permutation, G a Gaussian diagonal, S a scaling
 
 With S = 1 / |G|, one number per block, and the factor 1 / sqrt(D), every row of P has length sqrt(n / D) in R^n and
-prefers no direction, so that over the draws
+has a uniformly random direction, so that over the draws
 
     E |P z|^2 = |z|^2,   and any D' of the D outputs have D' / D of it
 
-whatever d and D are. No matrix is ever formed: 9 bytes for each output are kept, as B, Π and G.
+for any d and D. No matrix is ever formed: B, Π and G take 9 bytes per output.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Fastfood:
         return output.view(-1)[: self.outputs]
 
     def transpose(self, y: Tensor) -> Tensor:
-        """P^T y [d] of y [D]: the same factors, each its own transpose but Π, in reverse."""
+        """P^T y [d] of y [D]: the same factors in reverse; each but Π is its own transpose."""
         blocks, n = self.signs.shape
         padded = pad(y.detach(), (0, blocks * n - self.outputs)).view(blocks, n)
 
@@ -82,7 +82,7 @@ class Fastfood:
         return torch.stack(self._in_chunks(work)).sum(0)[: self.inputs]
 
     def _in_chunks(self, work: Callable[[slice], Result]) -> list[Result]:
-        """Do the work for all rows, some at a time; no result depends on how many threads there are."""
+        """Do the work for all rows in chunks; the results do not depend on the number of threads."""
         blocks, n = self.signs.shape
         step = max(1, _CHUNK // n)
         chunks = [slice(first, first + step) for first in range(0, blocks, step)]
@@ -111,7 +111,7 @@ def hadamard(x: Tensor) -> Tensor:
     """
     n = x.shape[-1]
     if n < 1 or n & (n - 1):
-        raise ValueError(f"a Walsh-Hadamard transform has a power of two for its length, not {n}")
+        raise ValueError(f"the length of a Walsh-Hadamard transform must be a power of two, not {n}")
     shape, done = x.shape, 1
     while done < n:
         size = min(_RADIX, n // done)

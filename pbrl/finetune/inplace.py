@@ -1,20 +1,21 @@
-"""Moving the weights of a network along random directions, in place, and back again without a trace.
+"""Move the weights of a network along random directions, in place, and back again exactly.
 
-Malladi et al. 2023 (MeZO) regenerate a direction from its seed instead of storing it, so that tuning takes the memory
-of inference. Floating point spoils the way back: (theta + mu s) - mu s is not theta, and the error adds up. Here every
-tensor lives on a grid 2^-q of its own, coarse enough that float32 represents all of its multiples up to `headroom`
-times the largest weight exactly (24 bits), and every step c s is rounded to that grid. Then sums are exact:
+Malladi et al. 2023 (MeZO) regenerate a direction from its seed instead of storing it, so that tuning needs no more
+memory than inference. In floating point, moving back is inexact: (theta + mu s) - mu s is not theta, and the errors
+add up. Here the weights of each tensor are multiples of 2^-q, with q such that float32 (24 bits) represents all
+multiples up to `headroom` times the largest weight exactly, and every step c s is rounded to this grid. Then sums are
+exact:
 
-    at(c) = theta + round(c s 2^q) 2^-q             a function of c alone, whatever way led there; at(0) = theta
+    at(c) = theta + round(c s 2^q) 2^-q             depends on c only, not on earlier moves; at(0) = theta
 
-One pass goes from at(a) to at(b), so that the way back and the update are one: MeZO takes three passes for an
-iteration, RSGF two, NCRS one or two. Weights that outgrow their grid are noticed and reported.
+One pass moves from at(a) to at(b), so that moving back and updating are a single pass: an iteration takes three passes
+with MeZO, two with RSGF, one or two with NCRS. Weights that become too large for their grid are reported.
 
     s_i ~ N(0, 1) by Box and Muller (1958), from two hashes of the counter i under the key of (seed, iteration)
 
-A number depends on its place alone: neither blocks nor threads change it. Everything compiled is in this file, because
-Numba recompiles what is kept on disk only when its own file changes. Tensors elsewhere than on the CPU are moved by
-torch in blocks, on the same grid, with directions of torch's own generator.
+A number depends on its position only, not on blocks or threads. All compiled functions are in this file, because Numba
+recompiles a function cached on disk only when the function's own file changes. Tensors that are not on the CPU are
+moved by torch in blocks, on the same grid, with directions from torch's own generator.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from pbrl.types import Float32
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-BLOCK = 1024  # numbers that are made together
-HALF = BLOCK // 2  # of them, with a radius each
-PIECE = 256 * BLOCK  # of a tensor, the work of one thread at a time
+BLOCK = 1024  # numbers that are generated together
+HALF = BLOCK // 2  # radii in a block
+PIECE = 256 * BLOCK  # numbers of a tensor that one thread moves at a time
 MANTISSA = 24  # bits of a float32
 
 
 class DivergedError(RuntimeError):
-    """A search that can only end here; the message says why, and what to do."""
+    """The search has diverged and cannot continue; the message says why, and what to change."""
 
 
 def _fused(function: Function) -> Function:
-    """Compile, keep on disk, and let sums of products be one instruction."""
+    """Compile, cache on disk, and allow fused multiply-add."""
     options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
     return cast(Function, numba.njit(**options)(function))
 
 
 @_fused
 def _hash(x: Any, key: NDArray[np.uint32], row: int) -> Any:
-    """A permutation of 32-bit numbers, another one for each key: three rounds of multiply and xor-shift."""
+    """A permutation of 32-bit numbers that depends on the key: three rounds of multiply and xor-shift."""
     x = np.uint32(x + key[row])  # Numba widens every sum and product
     x = np.uint32(x ^ (x >> np.uint32(17)))
     x = np.uint32(x * np.uint32(0xED5AD4BB))
@@ -68,7 +69,7 @@ def _hash(x: Any, key: NDArray[np.uint32], row: int) -> Any:
 
 @_fused
 def _normal(key: NDArray[np.uint32], counter: int, radius: Float32, angle: Float32, out: Float32) -> None:
-    """Fill `out` [BLOCK] with N(0, 1) numbers; radius, angle: [BLOCK / 2] to work in. Loops compile to vector code.
+    """Fill `out` [BLOCK] with N(0, 1) numbers; radius, angle: [BLOCK / 2] buffers. The loops compile to vector code.
 
     sqrt(-2 ln u) cos(2 pi v) and the same with sin, for u, v uniform in (0, 1).
     """
@@ -79,7 +80,7 @@ def _normal(key: NDArray[np.uint32], counter: int, radius: Float32, angle: Float
         u, v = _hash(place, key, 0), _hash(place, key, 3)
         radius[j] = (np.float32(np.int32(u >> np.uint32(1))) + np.float32(0.5)) * np.float32(2.0**-31)
         angle[j] = np.float32(np.int32(v)) * np.float32(2.0**-31)  # 2 v - 1 in [-1, 1], a half turn each way
-    exponent = cosines  # free until the end
+    exponent = cosines  # used as a buffer until the end
     for j in range(HALF):  # u = m 2^e with m in [sqrt(1/2), sqrt(2))
         shifted = np.int32(bits[j] - np.int32(0x3F3504F3))
         exponent[j] = np.float32(shifted >> np.int32(23))
@@ -95,7 +96,7 @@ def _normal(key: NDArray[np.uint32], counter: int, radius: Float32, angle: Float
         logarithm = exponent[j] * np.float32(0.6931471805599453) + w * p
         radius[j] = np.sqrt(max(np.float32(-2) * logarithm, np.float32(0)))
     for j in range(HALF):
-        # With y in [-1/2, 1/2] quarter-way round, cos and sin of pi y by their series; the half turn flips both signs.
+        # cos and sin of pi y by their series, for y in [-1/2, 1/2]; a half turn flips both signs.
         turn = angle[j]
         y = turn - np.float32(1) if turn > np.float32(0.5) else turn
         y = y + np.float32(1) if y < np.float32(-0.5) else y
@@ -122,7 +123,7 @@ def _normal(key: NDArray[np.uint32], counter: int, radius: Float32, angle: Float
 
 @_fused
 def _go(weights: Float32, key: NDArray[np.uint32], first: int, here: float, there: float, grid: float) -> bool:
-    """Move weights [n] from at(here) to at(there), in place; False if some outgrew the grid. first: the counter."""
+    """Move weights [n] from at(here) to at(there); False if some are too large for the grid. first: the counter."""
     radius, angle = np.empty(HALF, np.float32), np.empty(HALF, np.float32)
     s = np.empty(BLOCK, np.float32)
     a, b, unit = np.float32(here / grid), np.float32(there / grid), np.float32(grid)
@@ -140,40 +141,40 @@ def _go(weights: Float32, key: NDArray[np.uint32], first: int, here: float, ther
 
 
 def direction_key(seed: int, iteration: int) -> NDArray[np.uint32]:
-    """What makes the direction of an iteration."""
+    """The random key of the direction of an iteration."""
     return np.random.SeedSequence([seed, iteration]).generate_state(6).astype(np.uint32)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a tensor."""
+    """A contiguous part of a tensor."""
 
     name: str
     weights: torch.Tensor  # [n] a view
-    counter: int  # of its first pair of numbers
+    counter: int  # of its first two numbers
     grid: float  # 2^-q
 
 
 class InPlace:
-    """A rule of `pbrl.search` at work on the float32 tensors of a network, two evaluations to an iteration."""
+    """Moves the float32 tensors of a network by a rule of `pbrl.search`, with two evaluations per iteration."""
 
     def __init__(
         self, *, rule: Rule, parameters: Mapping[str, torch.Tensor], seed: int, headroom: float, threads: int
     ) -> None:
         if not headroom > 1:
-            raise ValueError(f"headroom must be more than 1, the share that the weights themselves take: {headroom}")
+            raise ValueError(f"headroom must be more than 1, so that the weights can grow, not {headroom}")
         for name, tensor in parameters.items():
             if tensor.dtype != torch.float32 or not tensor.is_contiguous():
-                raise ValueError(f"{name} is {tensor.dtype}: directions are added in place to contiguous float32 only")
+                raise ValueError(f"{name} is {tensor.dtype}: only contiguous float32 tensors can be moved in place")
         self.rule, self.seed, self.iteration = rule, seed, 0
         self._pool = ThreadPoolExecutor(threads)
         self._pieces = list(_pieces(parameters, headroom))
-        for piece in self._pieces:  # Departure: rounds the weights once, by at most half a step of their grid
+        for piece in self._pieces:  # Departure: the weights are rounded once, to their grid
             piece.weights.copy_(torch.round(piece.weights / piece.grid) * piece.grid)
         self._offset = 0.0
 
-    def go(self, offset: float) -> None:
-        """Let the weights be theta + offset * s, s the direction of this iteration."""
+    def move_to(self, offset: float) -> None:
+        """Set the weights to theta + offset * s, where s is the direction of this iteration."""
         if offset == self._offset:
             return
         here, self._offset = self._offset, offset
@@ -182,26 +183,26 @@ class InPlace:
         if not all(fits):
             name = self._pieces[fits.index(False)].name
             raise DivergedError(
-                f"iteration {self.iteration}: weights of {name} have outgrown the grid on which steps are exact. The "
-                "search has probably diverged: take a smaller step or radius, or else a larger headroom"
+                f"iteration {self.iteration}: weights of {name} are too large for the grid on which steps are exact. "
+                "The search has probably diverged: use a smaller step or radius, or else a larger headroom"
             )
 
     @torch.inference_mode()
     def step(self, loss: Callable[[], torch.Tensor]) -> dict[str, float]:
-        """One iteration: the mean loss of the two points, and how far along s it moved."""
+        """One iteration; returns the mean loss of the two points, and how far along s the weights moved."""
         losses = []
         for offset in self.rule.offsets(self.iteration):
-            self.go(float(offset))
+            self.move_to(float(offset))
             losses.append(float(loss()))
         if not all(math.isfinite(each) for each in losses):
-            self.go(0.0)
+            self.move_to(0.0)
             raise DivergedError(
                 f"iteration {self.iteration}: the loss is {losses[0]} and {losses[1]} at the two points. "
-                "The search has diverged: take a smaller step or radius"
+                "The search has diverged: use a smaller step or radius"
             )
         move = float(self.rule.move(self.iteration, np.array([losses[0] - losses[1]]))[0])
-        self.go(move)
-        self._offset = 0.0  # theta is here now
+        self.move_to(move)
+        self._offset = 0.0  # this is the new theta
         self.iteration += 1
         return {"loss": sum(losses) / 2, "moved": move}
 
@@ -225,7 +226,7 @@ def _move(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> b
 
 
 def move_by_torch(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> bool:
-    """As `_go`, wherever torch keeps the tensor."""
+    """As `_go`, for a tensor on any device of torch."""
     weights = piece.weights
     state = int(np.random.SeedSequence([*map(int, key), piece.counter]).generate_state(1, np.uint64)[0] >> 1)
     generator = torch.Generator(weights.device).manual_seed(state)

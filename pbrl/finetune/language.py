@@ -1,15 +1,15 @@
-"""Pre-trained encoders that say whether two sentences mean the same.
+"""Pre-trained encoders that classify whether two sentences mean the same.
 
-BERT, RoBERTa and their kin, cut into what fine-tuning needs apart: a lower part that stays as it was (so that its
-output may be computed once), an upper part that is tuned, and a head that gives the scores of the two answers:
+BERT, RoBERTa and similar models, in three parts: lower layers that are frozen (so that their output can be computed
+once), upper layers that are tuned, and a head that gives the scores of the two classes:
 
     masked   the model's own masked-LM head: "first {mask}, second" asks which of two words fills the gap (Gao, Fisch
              and Chen 2021; Malladi et al. 2023)
-    cosine   for encoders of sentences, likewise the task that they were trained on: the cosine between the mean states
-             of the two sentences in "[CLS] first [SEP] second [SEP]"
-    linear   a new linear layer on the state of the first token of the same
+    cosine   for sentence encoders, likewise the task that they were trained on: the cosine between the mean states of
+             the two sentences in "[CLS] first [SEP] second [SEP]"
+    linear   a new linear layer on the state of the first token of the same input
 
-Dropout is off, for every method: f_B is a function of the weights and the minibatch B alone.
+Dropout is off for every method: the loss f_B depends on the weights and the minibatch B only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pbrl.types import Float64
 
 
 class Tokens(NamedTuple):
-    """One pair of sentences as the model reads it."""
+    """The tokens of one pair of sentences."""
 
     ids: Tensor  # [T] int64
     types: Tensor  # [T] int64, 1 for the second sentence; 0 everywhere in a prompt
     sentence: Tensor  # [T] int64, which of the two a token belongs to: 0, 1, or -1 for neither; 0 in a prompt
-    place: int  # where the answer of a linear or a masked head is read: the first token, or the gap
+    place: int  # the position that a linear or masked head reads: the first token, or the gap
 
 
 class Batch(NamedTuple):
@@ -46,24 +46,25 @@ class Batch(NamedTuple):
     sentence: Tensor  # [B, T] int64, -1 where there is padding
     place: Tensor  # [B] int64
     labels: Tensor  # [B] int64
-    hidden: Tensor | None  # [B, T, width] what the lower part made of it, where that is known
+    hidden: Tensor | None  # [B, T, width] the output of the frozen layers, if it is known
 
 
 class States(NamedTuple):
-    """B examples of which all that the head reads is known, since nothing below it is tuned."""
+    """B examples of which the head's input is known, because only the head is tuned."""
 
     states: Tensor  # [B, sentences or 1, width]
     labels: Tensor  # [B] int64
 
 
-class Cosine(nn.Module):
-    """Sentences mean the same if their states u, v point the same way.
+class CosineHead(nn.Module):
+    """Sentences mean the same if their states u, v have a large cosine.
 
     score = slope * cos(gain u + shift, gain v + shift) + bias
 
-    gain and shift are those of the encoder's last LayerNorm, which leaves them to this head: after the mean over a
-    sentence's tokens they do the same, for less. slope and bias are those of logistic regression before tuning (`fit`),
-    and stay. So there are no new weights, and the start says what the encoder knew before, as a prompt does.
+    gain and shift are those of the encoder's last LayerNorm, moved to this head: applied after the mean over a
+    sentence's tokens they give the same result at less cost. slope and bias come from logistic regression before
+    tuning (`fit`) and are not tuned. So there are no new weights, and tuning starts from what the encoder knows, as
+    with a prompt.
     """
 
     slope: Tensor
@@ -76,23 +77,23 @@ class Cosine(nn.Module):
         self.register_buffer("bias", torch.zeros(1))
 
     def cosines(self, states: Tensor) -> Tensor:
-        """Of the pairs of states [B, 2, width]."""
+        """The cosines [B] of pairs of states [B, 2, width]."""
         u, v = torch.addcmul(self.shift, states, self.gain).unbind(1)
         return functional.cosine_similarity(u, v)
 
     def forward(self, states: Tensor) -> Tensor:
-        """The scores [B, 2] of the two answers, of which the first is 0."""
+        """The scores [B, 2] of the two classes, of which the first is 0."""
         score = self.slope * self.cosines(states) + self.bias
         return torch.stack([torch.zeros_like(score), score], 1)
 
     @torch.no_grad()
     def fit(self, states: Tensor, labels: Tensor) -> None:
-        """Set slope and bias by examples: states [n, 2, width], labels [n]."""
+        """Fit slope and bias to examples: states [n, 2, width], labels [n]."""
         cosines, y = (each.double().cpu().numpy() for each in (self.cosines(states), labels))
-        mean, deviation = cosines.mean(), max(cosines.std(), 1e-6)  # examples that are all alike tell nothing
+        mean, deviation = cosines.mean(), max(cosines.std(), 1e-6)  # all examples may be alike
         x = (cosines - mean) / deviation
 
-        def loss(line: Float64) -> float:  # with a little weight on the slope, which separable examples would drive on
+        def loss(line: Float64) -> float:  # slightly penalised: on separable examples the slope would diverge
             score = line[0] * x + line[1]
             return float((np.logaddexp(0, score) - y * score).mean() + 1e-3 * line[0] ** 2)
 
@@ -102,7 +103,7 @@ class Cosine(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """An encoder and its head. `first_tuned`: the lowest layer that is tuned, len(layers) if only the head is."""
+    """An encoder and its head. `first_tuned`: the lowest tuned layer, len(layers) if only the head is tuned."""
 
     def __init__(
         self, embeddings: nn.Module, layers: Sequence[nn.Module], head: nn.Module, words: Sequence[int] | None
@@ -112,7 +113,7 @@ class LanguageModel(nn.Module):
         self.first_tuned, self.embeddings_tuned = 0, True
 
     def lower(self, ids: Tensor, types: Tensor, attend: Tensor) -> Tensor:
-        """What is not tuned: hidden states [B, T, width] below the first tuned layer."""
+        """The output of the frozen layers: hidden states [B, T, width] below the first tuned layer."""
         kinds = {} if self.words is not None else {"token_type_ids": types}
         hidden: Tensor = self.embeddings(input_ids=ids, **kinds)
         for layer in self.layers[: self.first_tuned]:
@@ -121,14 +122,14 @@ class LanguageModel(nn.Module):
 
     @property
     def read(self) -> int:
-        """How many states of an example the head reads."""
-        return 2 if isinstance(self.head, Cosine) else 1
+        """The number of states of an example that the head reads."""
+        return 2 if isinstance(self.head, CosineHead) else 1
 
     def states(self, batch: Batch) -> Tensor:
-        """What the head reads, [B, read, width]: the means over the two sentences, or the state at one place."""
+        """The head's input [B, read, width]: the means over the two sentences, or the state at one position."""
         hidden = self.lower(batch.ids, batch.types, batch.attend) if batch.hidden is None else batch.hidden
         upper = self.layers[self.first_tuned :]
-        if isinstance(self.head, Cosine):
+        if isinstance(self.head, CosineHead):
             for layer in upper:
                 hidden = layer(hidden, batch.attend)
             belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
@@ -140,17 +141,17 @@ class LanguageModel(nn.Module):
         return hidden[torch.arange(len(batch.place)), batch.place][:, None]
 
     def forward(self, batch: Batch | States) -> Tensor:
-        """The scores [B, 2] of the two answers."""
+        """The scores [B, 2] of the two classes."""
         states = batch.states if isinstance(batch, States) else self.states(batch)
-        answer: Tensor = self.head(states if isinstance(self.head, Cosine) else states[:, 0])
+        answer: Tensor = self.head(states if isinstance(self.head, CosineHead) else states[:, 0])
         return answer if self.words is None else answer[:, self.words]
 
     def loss(self, batch: Batch | States) -> Tensor:
-        """Mean cross-entropy of the minibatch: f_B."""
+        """f_B, the mean cross-entropy of the minibatch."""
         return functional.cross_entropy(self(batch), batch.labels)
 
     def tune(self, *, layers: int, embeddings: bool) -> dict[str, nn.Parameter]:
-        """Let the last layers and the head be tuned, and the embeddings if all layers are: their parameters by name."""
+        """Choose what is tuned: the last layers, the head, perhaps the embeddings. Returns their parameters by name."""
         if not 0 <= layers <= len(self.layers):
             raise ConfigurationError(f"model.tuned_layers must be between 0 and {len(self.layers)}, not {layers}")
         if embeddings and layers < len(self.layers):
@@ -164,18 +165,18 @@ class LanguageModel(nn.Module):
 
 
 def at_place(layer: Any, hidden: Tensor, attend: Tensor, place: Tensor) -> Tensor:
-    """A layer's output [B, width] at one place of each example, for hidden states [B, T, width].
+    """A layer's output [B, width] at one position of each example, for hidden states [B, T, width].
 
-    The head reads but one place, so the last layer needs one query q for each example and head. Keys and values are
-    then never formed: q (W x_t + b) = (q W) x_t + q b, of which the last term is the same for all t; and a weighted
-    mean of W x_t + b is W applied to the weighted mean of x_t, plus b.
+    The head reads one position only, so the last layer needs one query q for each example and attention head, and keys
+    and values need not be computed: q (W x_t + b) = (q W) x_t + q b, where the last term is the same for all t; and a
+    weighted mean of W x_t + b is W applied to the weighted mean of x_t, plus b.
     """
     attention = layer.attention.self
     heads, size, width = attention.num_attention_heads, attention.attention_head_size, hidden.shape[-1]
     here = hidden[torch.arange(len(place)), place]
     q = attention.query(here).view(-1, heads, size)
-    asked = torch.einsum("bhs,hsw->bhw", q, attention.key.weight.view(heads, size, width))
-    scores = asked @ hidden.transpose(1, 2) / size**0.5  # [B, heads, T]
+    query = torch.einsum("bhs,hsw->bhw", q, attention.key.weight.view(heads, size, width))
+    scores = query @ hidden.transpose(1, 2) / size**0.5  # [B, heads, T]
     weights = scores.masked_fill(~attend[:, 0], -torch.inf).softmax(-1)
     mean = weights @ hidden  # [B, heads, width]
     values = torch.einsum("bhw,hsw->bhs", mean, attention.value.weight.view(heads, size, width))
@@ -192,7 +193,7 @@ class Reader:
         self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
 
     def __call__(self, example: Example) -> Tokens:
-        """The pair as the model reads it; the end of what is too long is left out."""
+        """The tokens of a pair; sentences that are too long are truncated."""
         if self.template is None:
             found = self.tokenizer(example.first, example.second, truncation=True, max_length=self.max_tokens)
             ids = torch.tensor(found["input_ids"])
@@ -212,7 +213,7 @@ class Reader:
 
 
 def pad(tokens: Sequence[Tokens], labels: Tensor, hidden: Sequence[Tensor] | None) -> Batch:
-    """Put examples side by side."""
+    """Make a batch of examples, padded to the longest."""
     lengths = torch.tensor([len(each.ids) for each in tokens])
 
     def together(rows: Sequence[Tensor]) -> Tensor:
@@ -226,6 +227,6 @@ def pad(tokens: Sequence[Tokens], labels: Tensor, hidden: Sequence[Tensor] | Non
 
 
 def by_length(tokens: Sequence[Tokens], size: int) -> list[np.ndarray[Any, Any]]:
-    """Rows of examples of like length, so many at a time."""
+    """Indices of examples in batches of similar length."""
     order = np.argsort([len(each.ids) for each in tokens], kind="stable")
     return [order[begin : begin + size] for begin in range(0, len(order), size)]

@@ -1,7 +1,7 @@
 """Pairs of sentences and whether they mean the same: MRPC and QQP from the files in which they are published.
 
-Read are the original files (Microsoft's msr_paraphrase_train.txt, Quora's quora_duplicate_questions.tsv), GLUE's
-train.tsv and dev.tsv, or, by name, what `datasets` finds on a hub. Columns are found by the names in the header.
+These can be the original files (Microsoft's msr_paraphrase_train.txt, Quora's quora_duplicate_questions.tsv), GLUE's
+train.tsv and dev.tsv, or a name that `datasets` finds on a hub. Columns are found by their names in the header.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What a model learns from, and what it is judged by."""
+    """Training and validation examples."""
 
     training: Sequence[Example]
     validation: Sequence[Example]
 
     @property
     def majority(self) -> float:
-        """The accuracy on the validation set of always giving its more frequent answer."""
+        """The validation accuracy of always predicting the more frequent class."""
         share = sum(example.label for example in self.validation) / len(self.validation)
         return max(share, 1 - share)
 
@@ -63,8 +63,8 @@ def load(
 ) -> Data:
     """The data set in a file or folder, or, without a path, by name from a hub.
 
-    Where there is no validation set, so many examples of the training set are put aside for it, drawn by `rng`. The
-    share is of what remains to train on, drawn by `rng` as well.
+    validation: the number of examples that `rng` draws from the training set if there is no validation set. share: of
+    the remaining training examples, also drawn by `rng`.
     """
     if not 0 < share <= 1:
         raise DataError(f"task.share must be more than 0 and at most 1, not {share}")
@@ -82,7 +82,7 @@ def load(
 def put_aside(
     examples: Sequence[Example], number: int, rng: np.random.Generator
 ) -> tuple[list[Example], list[Example]]:
-    """So many examples drawn at random, with the same share of paraphrases as all of them, and the others."""
+    """Split off a number of random examples with the same share of paraphrases; returns them and the others."""
     paraphrases, others = ([i for i, each in enumerate(examples) if each.label == label] for label in (1, 0))
     count = round(number * len(paraphrases) / len(examples))
     drawn = {*rng.permutation(paraphrases)[:count], *rng.permutation(others)[: number - count]}
@@ -103,7 +103,7 @@ def from_files(path: str, malformed: str) -> tuple[list[Example], list[Example] 
 
 
 def read(path: Path, malformed: str) -> list[Example]:
-    """All examples of a file; a line that is none is an error with its number, or skipped."""
+    """All examples of a file. A malformed line is skipped, or an error with its number."""
     found = []
     for number, problem_or_example in _lines(path):
         if isinstance(problem_or_example, Example):
@@ -116,7 +116,7 @@ def read(path: Path, malformed: str) -> list[Example]:
 
 
 class _Unquoted(csv.excel_tab):
-    """Tabs alone."""
+    """Tab-separated, without quoting."""
 
     quoting = csv.QUOTE_NONE
 
@@ -129,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Example | str]]:
         raise DataError(f"{path}, line {line}: byte {error.object[error.start]:#x} is not UTF-8") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    # Quora quotes every field, which may then contain line ends; the others' quotation marks are part of the sentence.
+    # Quora quotes every field, so a field may contain line ends; in the others, quotation marks are part of a sentence.
     dialect = csv.excel_tab() if text.startswith('"') else _Unquoted()
     rows = csv.reader(io.StringIO(text, newline=""), dialect, strict=True)
     try:
@@ -167,7 +167,7 @@ def from_hub(name: str, hub_name: str, configuration: str) -> tuple[list[Example
         raise DataError(f"{name} is not part of pbrl. {ways}") from None
     try:
         splits = datasets.load_dataset(hub_name, configuration)
-    except Exception as error:  # whatever a hub, a proxy or a cache may raise
+    except Exception as error:  # a hub, a proxy or a cache may raise anything
         raise DataError(f"{name} could not be loaded by name ({' '.join(str(error).split())[:200]}). {ways}") from error
     columns = splits["train"].column_names
     label, first, second = (_column(Path(hub_name), columns, names) for names in (LABEL, FIRST, SECOND))

@@ -1,4 +1,4 @@
-"""Pre-trained encoders, found and cut to size: in an installed package, in a folder, or on a hub."""
+"""Load a pre-trained encoder from an installed package, a folder or a hub, and keep its first layers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pbrl.finetune.language import Cosine, LanguageModel, Reader
+from pbrl.finetune.language import CosineHead, LanguageModel, Reader
 from pbrl.run.settings import ConfigurationError
 
-HUB_SECONDS = 5.0  # that a hub may take to answer
+HUB_SECONDS = 5.0  # timeout of a request to a hub
 HEADS = ("masked", "cosine", "linear")
 
 
@@ -30,7 +30,7 @@ def load(
     max_tokens: int,
     seed: int,
 ) -> tuple[LanguageModel, Reader]:
-    """The first `layers` layers of a model, the last `new_layers` of them initialised anew, and its reader."""
+    """The first `layers` layers of a model, the last `new_layers` of them reinitialised, and its reader."""
     if head not in HEADS:
         raise ConfigurationError(f"model.head must be {', '.join(HEADS[:-1])} or {HEADS[-1]}, not {head!r}")
     if head == "masked" and template is None:
@@ -61,7 +61,7 @@ def load(
         initialise(module, base.config.initializer_range, generator)
     if head == "cosine":
         last = base.encoder.layer[layers - 1].output
-        top = Cosine(last.LayerNorm)
+        top = CosineHead(last.LayerNorm)
         last.LayerNorm = nn.LayerNorm(base.config.hidden_size, last.LayerNorm.eps, elementwise_affine=False)
     answers = [_single_token(tokenizer, word) for word in words or ()] if head == "masked" else None
     if answers is not None and len(answers) != 2:
@@ -71,7 +71,7 @@ def load(
 
 
 def initialise(module: nn.Module, std: float, generator: torch.Generator) -> None:
-    """As these models were before they were trained."""
+    """Initialise as these models were before their training."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0.0, std, generator=generator)
         nn.init.zeros_(module.bias)
@@ -81,7 +81,7 @@ def initialise(module: nn.Module, std: float, generator: torch.Generator) -> Non
 
 
 def find(*, name: str, source: str, path: str | None) -> str:
-    """The folder of a model: the one given, one inside an installed package, or one fetched from a hub."""
+    """The folder of a model: the given one, one in an installed package, or one downloaded from a hub."""
     if path is not None:
         if not (Path(path).expanduser() / "config.json").is_file():
             raise ConfigurationError(f"model.path={path} is not a folder with a model: it has no config.json")
@@ -100,21 +100,23 @@ def _from_hub(name: str, repository: str) -> str:
     import huggingface_hub
 
     wanted = {"allow_patterns": ["*.json", "*.txt", "model.safetensors"]}
-    try:  # as it was fetched before
+    try:  # an earlier download
         folder = huggingface_hub.snapshot_download(repository, local_files_only=True, **wanted)
         if (Path(folder) / "model.safetensors").exists():
             return str(folder)
     except Exception:
         pass
     try:
-        huggingface_hub.HfApi().model_info(repository, timeout=HUB_SECONDS)  # or else it would try for minutes
+        huggingface_hub.HfApi().model_info(
+            repository, timeout=HUB_SECONDS
+        )  # without it, the download would be retried for minutes
         return str(huggingface_hub.snapshot_download(repository, **wanted))
-    except Exception as error:  # whatever a hub or a proxy may raise
+    except Exception as error:  # a hub or a proxy may raise anything
         raise ConfigurationError(
-            f"{name} is {repository} on a model hub, which could not be reached ({type(error).__name__}). Two ways "
-            f"out: be online, and logged in if it asks for it (`hf auth login`); or fetch the model elsewhere and give "
-            "its folder, with config.json, model.safetensors and the tokenizer, as model.path=/folder. The model that "
-            "needs neither is model=minilm"
+            f"{name} is {repository} on a model hub, which could not be reached ({type(error).__name__}). "
+            "Either go online, and log in if the hub requires it (`hf auth login`); or download the model elsewhere "
+            "and give its folder, with config.json, model.safetensors and the tokenizer, as model.path=/folder. "
+            "model=minilm needs neither"
         ) from error
 
 
@@ -123,7 +125,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise ConfigurationError("fine-tuning needs `transformers`: pip install 'pbrl[finetune]'") from None
-    transformers.logging.set_verbosity_error()  # it warns of heads that are left out on purpose
+    transformers.logging.set_verbosity_error()  # it warns about heads that are left out on purpose
     transformers.logging.disable_progress_bar()
     return transformers
 
@@ -131,5 +133,5 @@ def _transformers() -> Any:
 def _single_token(tokenizer: Any, word: str) -> int:
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
-        raise ConfigurationError(f"model.words: {word!r} is {len(ids)} tokens to this model, and must be one")
+        raise ConfigurationError(f"model.words: {word!r} is {len(ids)} tokens for this model, but must be one")
     return int(ids[0])

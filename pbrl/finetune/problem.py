@@ -1,7 +1,7 @@
-"""One setting of the fine-tuning experiment: a model, what of it is tuned, and the data it is tuned on.
+"""One setting of the fine-tuning experiment: a model, its tuned part, and its data.
 
-Everything that tunes or measures a model speaks to `Problem`: the optimisers of `pbrl.finetune`, its benchmark, and
-the measurement of intrinsic dimension.
+Everything that tunes or measures a model uses `Problem`: the methods of `pbrl.finetune`, its benchmark, and the
+measurement of the intrinsic dimension.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pbrl.finetune import language, paraphrases, pretrained
-from pbrl.finetune.language import Batch, Cosine, LanguageModel, Reader, States, Tokens
+from pbrl.finetune.language import Batch, CosineHead, LanguageModel, Reader, States, Tokens
 from pbrl.finetune.paraphrases import Data, Example
 from pbrl.types import Float32
 
@@ -26,11 +26,11 @@ GIB = 2**30
 
 
 class Problem:
-    """A model before its data.
+    """A model and the data that it is tuned on.
 
-    What is below the first tuned layer never changes. Its output for every example is computed once and kept on disk,
-    for all runs that share it, if it takes no more than `cache_gib`; else it is computed for each minibatch. Where only
-    the head is tuned, that is just the states which the head reads.
+    The layers below the first tuned one never change. Their output for every example is computed once and cached on
+    disk for all runs that share it, if it takes no more than `cache_gib`; else it is computed for each minibatch. If
+    only the head is tuned, only the states that the head reads are cached.
     """
 
     model: LanguageModel
@@ -44,7 +44,7 @@ class Problem:
         *,
         tuned_layers: int,
         tune_embeddings: bool,
-        head_examples: int,  # by which a head on cosines begins
+        head_examples: int,  # to which a cosine head is fitted before tuning
         batch_size: int,
         evaluation_batch_size: int,
         cache_gib: float,
@@ -56,7 +56,9 @@ class Problem:
         self.tuned = model.tune(layers=tuned_layers, embeddings=tune_embeddings)
         self.batch_size, self.seed = batch_size, seed
         if batch_size > len(data.training):
-            raise paraphrases.DataError(f"batch_size={batch_size} is more than the {len(data.training)} to train on")
+            raise paraphrases.DataError(
+                f"batch_size={batch_size} is more than the {len(data.training)} training examples"
+            )
         rows = model.read if model.first_tuned == len(model.layers) else None
         self._training = _Encoded(reader, data.training, rows)
         self._validation = _Encoded(reader, data.validation, rows)
@@ -67,12 +69,12 @@ class Problem:
         if self.cached:
             for part in (self._training, self._validation):
                 part.known = self._lower_of(part, width, evaluation_batch_size, Path(cache_folder))
-        if isinstance(model.head, Cosine):
+        if isinstance(model.head, CosineHead):
             self._fit(model.head, min(head_examples, len(data.training)), evaluation_batch_size)
 
     @torch.inference_mode()
-    def _fit(self, head: Cosine, examples: int, size: int) -> None:
-        """Let the head begin with what the states tell of the first examples."""
+    def _fit(self, head: CosineHead, examples: int, size: int) -> None:
+        """Fit the head to the first examples."""
         batches = [
             self._gather(self._training, np.arange(begin, min(begin + size, examples)))
             for begin in range(0, examples, size)
@@ -81,12 +83,12 @@ class Problem:
         head.fit(torch.cat(states), torch.cat([batch.labels for batch in batches]))
 
     def batch(self, iteration: int) -> Batch | States:
-        """The minibatch of an iteration: drawn without replacement, from the seed and the iteration alone."""
+        """The minibatch of an iteration: drawn without replacement, depending on the seed and the iteration only."""
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, iteration]))
         return self._gather(self._training, rng.choice(len(self._training.tokens), self.batch_size, replace=False))
 
     def batches(self, start: int = 0) -> Iterator[Batch | States]:
-        """The minibatches from an iteration on, without end."""
+        """The minibatches from an iteration on, endlessly."""
         while True:
             yield self.batch(start)
             start += 1
@@ -96,7 +98,7 @@ class Problem:
         return self.model.loss(batch)
 
     def accuracy(self) -> float:
-        """On the validation set."""
+        """Accuracy on the validation set."""
         return self.evaluate()[0]
 
     @torch.inference_mode()
@@ -125,13 +127,13 @@ class Problem:
 
     @torch.no_grad()
     def _lower_of(self, part: _Encoded, width: int, size: int, folder: Path) -> Float32:
-        """The lower part's output for all examples, [rows, width], in a file that all runs share."""
+        """The output of the frozen layers for all examples, [rows, width], in a file that all runs share."""
         path = folder / f"{self._digest(part)}.npy"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
             known = np.lib.format.open_memmap(unfinished, "w+", np.float32, (int(part.ends[-1]), width))
-            for rows in tqdm(language.by_length(part.tokens, size), desc="what is not tuned, once", leave=False):
+            for rows in tqdm(language.by_length(part.tokens, size), desc="output of the frozen layers", leave=False):
                 batch = self._gather(part, rows)
                 assert isinstance(batch, Batch)
                 output = batch.hidden if part.rows is None else self.model.states(batch)
@@ -143,25 +145,25 @@ class Problem:
         return np.load(path, mmap_mode="r" if part.rows is None else None)  # type: ignore[no-any-return]
 
     def _digest(self, part: _Encoded) -> str:
-        """Of all that the lower part's output depends on."""
+        """A hash of everything that the output of the frozen layers depends on."""
         digest = hashlib.sha256()
         below = (self.model.embeddings, *self.model.layers[: self.model.first_tuned])
         for tensor in (tensor for module in below for tensor in module.state_dict().values()):
             digest.update(tensor.cpu().numpy().tobytes())
         for tokens in part.tokens:
             digest.update(tokens.ids.numpy().tobytes() + tokens.types.numpy().tobytes())
-            if part.rows is not None:  # and where the head reads
+            if part.rows is not None:  # and the positions that the head reads
                 digest.update(tokens.sentence.numpy().tobytes() if part.rows == 2 else tokens.place.to_bytes(4))
         return digest.hexdigest()[:32]
 
 
 class _Encoded:
-    """Examples as the model reads them, and what its lower part makes of them."""
+    """The tokens of examples, and the output of the frozen layers for them."""
 
     def __init__(self, reader: Callable[[Example], Tokens], examples: Sequence[Example], rows: int | None) -> None:
         self.tokens = [reader(example) for example in examples]
         self.labels = torch.tensor([example.label for example in examples])
-        self.rows = rows  # of each example in `known`: as many as the head reads; None: one for each token
+        self.rows = rows  # per example in `known`: as many as the head reads; None: one per token
         self.ends = np.cumsum([rows or len(each.ids) for each in self.tokens])
         self.known: Float32 | None = None  # [rows, width] one example after the other
 
@@ -184,8 +186,8 @@ def build(
 ) -> Problem:
     """The problem of a setting, from the nodes `model` and `task` of the configuration.
 
-    The seed makes the new weights and the order of minibatches. Which examples are put aside and kept does not depend
-    on it, so that all runs of a setting are judged alike.
+    The new weights and the minibatches depend on the seed. The split into training and validation examples does not, so
+    that all runs of a setting are evaluated on the same examples.
     """
     weights, order = np.random.SeedSequence(seed).generate_state(2)
     tuned = {"tuned_layers": model["tuned_layers"], "tune_embeddings": model["tune_embeddings"]}

@@ -1,11 +1,11 @@
-"""What the fine-tuning experiment found: the paper's figure, its numbers, the sweeps, and one HTML page.
+"""The report of the fine-tuning experiment: the paper's figure, its numbers, the sweeps, and one HTML page.
 
     python -m pbrl.finetune.report runs_finetune
 
 For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
-and, of the runs with a target, the iterations until SGD's accuracy was exceeded. A run that spent its iterations before
-that is censored: the table counts it apart, and in the figure it stands with all its iterations, as a lower bound.
-All goes to <folder>/report, in the same forms as `pbrl.report` has them.
+and, from the runs with a target, the iterations until SGD's accuracy was exceeded. A run that used all its iterations
+before that is censored: the table counts it separately, and the figure shows its number of iterations as a lower bound.
+Everything is written to <folder>/report, in the formats of `pbrl.report`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from scipy import stats
 
 from pbrl.finetune.d90 import D90
 from pbrl.finetune.dimension import read_off
-from pbrl.finetune.runs import Hyperparameters, Run, find, losses
+from pbrl.finetune.runs import Hyperparameters, TuningRecord, find, losses
 from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output, file_name
+from pbrl.report.panels import panels
 from pbrl.report.tables import Table
-from pbrl.ridge.report import panels
 from pbrl.types import Float64
 
 RESAMPLES = 2000  # of the bootstrap of d90
@@ -49,11 +49,11 @@ class Cell:
     chosen: Hyperparameters
     target: float  # SGD's best accuracy; of SGD itself: the mean best accuracy
     iterations: Float64  # [runs] until the target was exceeded, or until SGD's best; nan: censored
-    budget: int  # iterations that a run might take
+    budget: int  # iterations allowed for a run
     best: Float64  # [runs] best accuracy
-    majority: float  # what always the same answer gives; nan: not known
+    majority: float  # accuracy of always predicting the majority class; nan: not known
     dimension: tuple[D90, D90] | None  # d90 of the accuracy, and of its gain
-    size: float  # D, how many weights are tuned: no d90 is more; infinite: not known
+    size: float  # D, the number of tuned weights, an upper limit of d90; infinite: not known
 
     @property
     def censored(self) -> int:
@@ -62,7 +62,7 @@ class Cell:
 
 
 def interval(values: Float64) -> tuple[float, float, float]:
-    """Mean and the ends of its 95 % interval (Student's); nan for fewer than two runs."""
+    """Mean and its 95 % interval (Student's t); nan for fewer than two runs."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, math.nan, math.nan
@@ -71,14 +71,14 @@ def interval(values: Float64) -> tuple[float, float, float]:
 
 
 def counts(values: Float64) -> tuple[float, float, float]:
-    """As `interval`, of the logarithm of counts: a geometric mean, and ends that are never below 0."""
+    """Geometric mean of counts and its 95 % interval, from `interval` of their logarithms: never below 0."""
     mean, low, high = np.exp(interval(np.log(values)))
     return float(mean), float(low), float(high)
 
 
 def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
-    """Everything that the runs in a folder say: cells of the table, and sweeps by task, setting and method."""
-    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    """The results of all runs in a folder: cells of the table, and sweeps by task, setting and method."""
+    groups: dict[tuple[str, str, str], list[TuningRecord]] = defaultdict(list)
     for run in find(root):
         groups[run.task, run.setting, run.method].append(run)
     sweeps = {key: losses(runs) for key, runs in groups.items()}
@@ -86,7 +86,7 @@ def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
     return sorted(cells, key=lambda cell: (cell.task, cell.setting, cell.method)), sweeps
 
 
-def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[Run], sweep: Sweep) -> Cell | None:
+def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[TuningRecord], sweep: Sweep) -> Cell | None:
     task, setting, method = key
     if method == "sgd":
         chosen = min(sweep, key=lambda choice: sweep[choice]) if sweep else None
@@ -156,7 +156,7 @@ def record(cell: Cell) -> dict[str, object]:
 
 
 def in_words(cell: Cell) -> str:
-    """How many iterations it took, and how many runs did not get there."""
+    """The number of iterations in words, and how many runs did not reach the target."""
     runs = len(cell.iterations)
     if cell.censored == runs:
         return f"none of {runs} runs within {cell.budget}"
@@ -166,13 +166,13 @@ def in_words(cell: Cell) -> str:
 
 
 def taken(cell: Cell) -> Float64:
-    """The iterations of each run [runs]; a censored one's budget, which is a lower bound."""
+    """The iterations of each run [runs]; of a censored run its budget, a lower bound."""
     return np.where(np.isnan(cell.iterations), cell.budget, cell.iterations)
 
 
 def trends(cells: Sequence[Cell]) -> list[str]:
     """For each method: the exponent with which its iterations grow with k, by least squares over the settings."""
-    said = []
+    lines = []
     for method in sorted({cell.method for cell in cells} - {"sgd"}):
         placed = [cell for cell in cells if cell.method == method and math.isfinite(_place(cell))]
         k = np.log([_place(cell) for cell in placed])
@@ -182,18 +182,18 @@ def trends(cells: Sequence[Cell]) -> list[str]:
         half = float(stats.t.ppf(0.975, len(k) - 2)) * fit.stderr
         censored = sum(cell.censored for cell in placed)
         bound = f"; {censored} of {sum(len(c.iterations) for c in placed)} runs are censored" if censored else ""
-        said.append(
+        lines.append(
             f"{method}: iterations ~ k^{fit.slope:.2f} (95 % interval {fit.slope - half:.2f} to "
             f"{fit.slope + half:.2f}, {len(k)} settings{bound}); the theory says k^1"
         )
-    return said
+    return lines
 
 
 def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
     """The paper's figure: iterations to SGD's accuracy against d90, a line for each method, 95 % bands.
 
-    Settings of which k is not known have no place in it. Censored runs count as their whole budget,
-    so that a hollow point is a lower bound.
+    Settings with an unknown k are left out. Censored runs count with their whole budget, so a hollow point is a lower
+    bound.
     """
     figure, (axis,) = panels(1)
     placed = [cell for cell in cells if math.isfinite(_place(cell))]
@@ -215,12 +215,12 @@ def draw_dimensions(cells: Sequence[Cell]) -> Figure | None:
 
 
 def _place(cell: Cell) -> float:
-    """k: the gain's d90, or D if it is beyond its grid; nan or infinite where neither is known."""
+    """k: d90 of the gain, or D if it is beyond the grid; nan or infinite if neither is known."""
     return min(cell.dimension[1].value, cell.size) if cell.dimension else math.nan
 
 
 def draw_sweeps(sweeps: Mapping[tuple[str, str, str], Sweep]) -> dict[str, Figure]:
-    """For each setting: lowest validation loss against lr, and over lr and mu for those who have a radius."""
+    """For each setting: lowest validation loss against lr, and over lr and mu for the methods with a radius."""
     drawn = {}
     for task, setting in sorted({key[:2] for key in sweeps}):
         here = {key[2]: sweep for key, sweep in sweeps.items() if key[:2] == (task, setting) and len(sweep) > 1}
@@ -260,7 +260,7 @@ def _finite(value: float) -> float:
 
 
 def report(root: Path) -> None:
-    """Read the runs in a folder, say all about them, and write it to its folder `report`."""
+    """Read the runs in a folder, print their results, and write them to its folder `report`."""
     cells, sweeps = collect(root) if root.is_dir() else ([], {})
     if not sweeps:
         raise SystemExit(f"pbrl.finetune.report: {root} has no runs of pbrl.finetune")
@@ -270,7 +270,7 @@ def report(root: Path) -> None:
         output.say(trend)
         found += page.paragraph(trend)
     if figure := draw_dimensions(cells):
-        found += output.figure("intrinsic_dimension", figure, "Censored runs count as their whole budget.")
+        found += output.figure("intrinsic_dimension", figure, "Censored runs count with their whole budget.")
     output.write_csv()
     tuning = "".join(output.figure(name, figure, "") for name, figure in draw_sweeps(sweeps).items())
     sections = {"Iterations and intrinsic dimension": found, "Sweeps": tuning}

@@ -1,4 +1,4 @@
-"""The runs of `python -m pbrl.finetune` in a folder: read, and the best settings among them picked."""
+"""Read the runs of `python -m pbrl.finetune` in a folder, and choose the best hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,84 +19,84 @@ from pbrl.types import Float64
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run, up to where it is. Evaluations are arrays [evaluations]."""
+class TuningRecord:
+    """What is on disk of one run, finished or not. Evaluations are arrays [evaluations]."""
 
     folder: Path
     settings: Mapping[str, Any]
     iteration: Float64  # of each evaluation, from 1
     accuracy: Float64
     validation_loss: Float64
-    iterations: int  # in all
+    iterations: int  # made so far
     target: float | None  # the accuracy to exceed
-    ended: str  # arrived, diverged, or "" for a run that spent its iterations or goes on
+    ended: str  # arrived, diverged, or "" if the run used all its iterations or is unfinished
 
     @property
     def task(self) -> str:
-        """The data set."""
+        """The name of the data set."""
         return str(self.settings["task"]["name"])
 
     @property
     def setting(self) -> str:
-        """Model, and what of it is kept, new and tuned."""
+        """The model, and which layers are kept, new and tuned."""
         return str(self.settings["setting"])
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """The name of the method."""
         return str(self.settings["name"])
 
     @property
     def hyperparameters(self) -> tuple[float, float | None]:
-        """The learning rate, and the radius of those who have one."""
+        """The learning rate, and the radius if the method has one."""
         return float(self.settings["lr"]), self.settings["mu"]
 
     @property
     def seed(self) -> int:
-        """Of all its randomness."""
+        """The seed of the run."""
         return int(self.settings["seed"])
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run has ended."""
         return bool(self.ended) or self.iterations >= self.settings["iterations"]
 
     @property
     def lowest_loss(self) -> float:
-        """On the validation set; infinite for a run that diverged."""
+        """The lowest validation loss; infinite if the run diverged."""
         return float(self.validation_loss.min()) if len(self.validation_loss) and self.ended != "diverged" else np.inf
 
     @property
     def best_accuracy(self) -> float:
-        """On the validation set."""
+        """The best validation accuracy."""
         return float(self.accuracy.max()) if len(self.accuracy) else np.nan
 
     @property
     def iterations_to_best(self) -> int:
-        """When its best accuracy was first seen."""
+        """The iterations until the best accuracy was first reached."""
         return int(self.iteration[self.accuracy.argmax()]) if len(self.accuracy) else 0
 
     def reached(self, accuracy: float) -> float:
-        """The iterations it took to exceed an accuracy; nan: it never did."""
+        """The iterations it took to exceed an accuracy; nan if it never did."""
         above = self.iteration[self.accuracy > accuracy]
         return float(above[0]) if len(above) else np.nan
 
 
-def find(root: Path) -> list[Run]:
-    """All runs in a folder, in the order of their names."""
+def find(root: Path) -> list[TuningRecord]:
+    """All runs in a folder, sorted by name."""
     paths = (path.parent for path in sorted(root.rglob("metrics.jsonl")))
     return [load(path) for path in paths if not ASIDE.search(path.name) and (path / "config.yaml").exists()]
 
 
-def load(folder: Path) -> Run:
-    """One run."""
+def load(folder: Path) -> TuningRecord:
+    """Read one run."""
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     metrics = columns(read(folder / "metrics.jsonl"))
     none = np.empty(0)
     known = np.isfinite(metrics.get("accuracy", none))
     saved = checkpoint.load(folder / "checkpoint")
     state: dict[str, Any] = saved[1] if saved else {"target": None, "ended": ""}
-    return Run(
+    return TuningRecord(
         folder,
         settings,
         metrics["iteration"][known] + 1 if known.any() else none,
@@ -111,10 +111,10 @@ def load(folder: Path) -> Run:
 Hyperparameters = tuple[float, float | None]
 
 
-def losses(runs: Sequence[Run]) -> dict[Hyperparameters, float]:
+def losses(runs: Sequence[TuningRecord]) -> dict[Hyperparameters, float]:
     """The lowest validation loss of each choice of hyperparameters, averaged over its finished runs without a target.
 
-    A choice of which a run diverged loses to all others. Give runs of one setting and method.
+    It is infinite if one of its runs diverged. All runs must be of one setting and method.
     """
     found = defaultdict(list)
     for run in runs:
@@ -128,7 +128,7 @@ def best_settings(root: Path, task: str, setting: str, method: str) -> Hyperpara
     found = losses(find(root / task / setting / method))
     if not found or not np.isfinite(min(found.values())):
         raise ConfigurationError(
-            f"tuned=true picks lr and mu from a sweep, but {root / task / setting / method} has no finished run "
+            f"tuned=true chooses lr and mu from a sweep, but {root / task / setting / method} has no finished run "
             f"without a target: sweep first, such as with `-m method={method} lr=...`"
         )
     return min(found, key=lambda choice: found[choice])

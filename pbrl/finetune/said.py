@@ -1,4 +1,4 @@
-"""Intrinsic dimension by SAID: how few numbers suffice to fine-tune a model.
+"""Intrinsic dimension by SAID: how few parameters suffice to fine-tune a model.
 
 Aghajanyan, Zettlemoyer and Gupta 2021, Intrinsic Dimensionality Explains the Effectiveness of Language Model
 Fine-Tuning; after Li, Farkhoor, Liu and Yosinski 2018, Measuring the Intrinsic Dimension of Objective Landscapes.
@@ -13,9 +13,9 @@ Of the D parameters θ only d' numbers are trained, z and one λ for each of the
 
 d90 is the smallest d' with which training reaches 90 % of what training all of θ reaches.
 
-Every tensor of D_i entries has its slice of P with E |P_i z|^2 = |z|^2, as in the implementations in circulation: all
-tensors move equally far, the few numbers of a new classification head too. So E |P z|^2 = T |z|^2 for T tensors.
-How d90 comes out of such runs is in `pbrl.finetune.d90`.
+Every tensor of D_i entries has its slice of P with E |P_i z|^2 = |z|^2, as in the public implementations: all tensors
+move equally far, even the small one of a new classification head. So E |P z|^2 = T |z|^2 for T tensors.
+`pbrl.finetune.d90` computes d90 from such runs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pbrl.finetune.fastfood import Fastfood
 
 
 class Subspace:
-    """d' numbers, `z` and `scales` (λ), in the place of the D numbers of some parameters of a model.
+    """d' numbers, `z` and `scales` (λ), that replace the D numbers of some parameters of a model.
 
     subspace.write()          # θ into the model, in place
-    loss.backward()           # of the model, as ever
+    loss.backward()           # of the model, as usual
     subspace.pull_back()      # the parameters' gradients become those of z and λ
     """
 
@@ -77,7 +77,7 @@ class Subspace:
         self._put(self._theta)
 
     def pull_back(self) -> None:
-        """Turn the model's gradients into those of z and λ, added to what is there; one that is missing counts as 0."""
+        """Turn the model's gradients into those of z and λ, and add them there; a missing gradient counts as 0."""
         if not self._theta:
             raise RuntimeError("pull_back() without write(): the gradients belong to no θ")
         theta, self._theta = self._theta, []
@@ -101,7 +101,7 @@ class Subspace:
 
 
 def _checked(parameters: Mapping[str, nn.Parameter]) -> nn.Parameter:
-    """One of the parameters, all of which are trainable and alike in dtype and device."""
+    """Check that all parameters are trainable, with one dtype and device; returns the first."""
     if not parameters:
         raise ValueError("a subspace needs parameters: none were given")
     first = next(iter(parameters.values()))
@@ -111,22 +111,22 @@ def _checked(parameters: Mapping[str, nn.Parameter]) -> nn.Parameter:
         if (parameter.dtype, parameter.device) != (first.dtype, first.device):
             raise ValueError(
                 f"{name} is {parameter.dtype} on {parameter.device}, others are {first.dtype} on {first.device}: "
-                "bring the model to one dtype and one device"
+                "convert the model to one dtype and one device"
             )
     return first
 
 
 @dataclass(frozen=True)
 class Training:
-    """What training in a subspace came to."""
+    """The result of training in a subspace."""
 
     iterations: list[int]  # at which accuracy was measured; 0 is before the first step
     accuracies: list[float]
-    diverged_at: int | None  # iteration whose loss was not finite, which ended the training
+    diverged_at: int | None  # the iteration with a loss that was not finite, which ended the training
 
     @property
     def best(self) -> float:
-        """Best accuracy of all that were measured."""
+        """The best measured accuracy."""
         return max(self.accuracies)
 
 
@@ -141,9 +141,9 @@ def train_in_subspace(
     evaluate_every: int,
     progress: Callable[[int, float], None],  # after each iteration, from 1, with its loss
 ) -> Training:
-    """Train z and λ; leave the model with the last θ. The accuracy is measured before, every so often, and at the end.
+    """Train z and λ; the model keeps the last θ. Accuracy is measured at the start, every so often, and at the end.
 
-    A loss that is not finite ends the training and is no error: a sweep of learning rates meets some.
+    A loss that is not finite ends the training without an error, because a sweep of learning rates may have some.
     """
     if iterations < 1 or evaluate_every < 1:
         raise ValueError(f"iterations and evaluate_every must be positive, not {iterations} and {evaluate_every}")

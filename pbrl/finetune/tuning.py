@@ -1,13 +1,14 @@
-"""Fine-tune a language model by comparisons of its loss, and see how intrinsic dimension sets the pace.
+"""Fine-tune a language model by comparisons of its loss, to see how the intrinsic dimension sets the pace.
 
     python -m pbrl.finetune method=ncrs task.path=/folder/with/mrpc
     python -m pbrl.finetune -m method=sgd lr=0.01,0.03,0.1 task.path=...          # a sweep
     python -m pbrl.finetune -m method=ncrs seed=0,1,2,3,4 target=sgd tuned=true task.path=...
 
-The first experiment of the NCRS paper (El Bakkali El Kadi et al. 2026, section 4.1): SGD shows what accuracy a setting
-allows; NCRS, MeZO and RSGF run until they exceed it. An iteration is two evaluations on the same minibatch. Settings
-differ in the layers kept, the layers initialised anew and the share of the data. `python -m pbrl.finetune.report`
-makes tables and figures of the runs. The same command continues an unfinished run and leaves a finished one alone.
+The first experiment of the NCRS paper (El Bakkali El Kadi et al. 2026, section 4.1): SGD shows which accuracy is
+possible in a setting; NCRS, MeZO and RSGF run until they exceed it. An iteration is two evaluations on the same
+minibatch. Settings differ in the layers kept, the layers reinitialised and the share of the data. `python -m
+pbrl.finetune.report` makes tables and figures of the runs. The same command resumes an unfinished run and leaves a
+finished one unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import hydra
 import numpy as np
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.logging import RichHandler
 from torch import Tensor
@@ -33,21 +33,22 @@ from tqdm import tqdm
 from pbrl.finetune import problem as finetune_problem
 from pbrl.finetune.inplace import DivergedError
 from pbrl.finetune.paraphrases import DataError
+from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.runs import best_settings, target_of_sgd
 from pbrl.report.provenance import note_versions
 from pbrl.run import checkpoint
 from pbrl.run.folder import alone_in, prepare
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import Record, RecordError
-from pbrl.run.settings import ConfigurationError, check_node, suggest
+from pbrl.run.settings import ConfigurationError, check_node, instantiate, suggest
 from pbrl.run.signals import signals_noted
-from pbrl.simulation.simulator import cores
+from pbrl.threads import cores
 
 log = logging.getLogger(__name__)
 
 
 class SGD:
-    """Stochastic gradient descent, the first-order method that the others are measured by.
+    """Stochastic gradient descent, the first-order method that the others are compared with.
 
     theta <- theta - lr * gradient of f_B(theta)
     """
@@ -68,8 +69,8 @@ class SGD:
         return {"loss": value.item()}
 
 
-class Run:
-    """A problem and who works on it."""
+class Tuning:
+    """A run: a problem, the method that tunes it, and how far it has come."""
 
     def __init__(self, cfg: DictConfig, target: float | None) -> None:
         self.folder, self.target = Path(cfg.folder), target
@@ -77,16 +78,17 @@ class Run:
         directions = int(np.random.SeedSequence(cfg.seed).generate_state(3)[2])  # the first two: build_problem's
         self.tuner = instantiate(
             cfg.method,
+            allow=cfg.allow,
             parameters=self.problem.tuned,
             seed=directions,
             threads=cfg.threads or cores(),
             _convert_="all",
         )
-        self.best = 0.0  # accuracy so far
-        self.ended = ""  # why, before the last iteration
+        self.best = 0.0  # best accuracy so far
+        self.ended = ""  # why the run ended before its last iteration: arrived or diverged
 
     def iterate(self, evaluate: bool) -> dict[str, float]:
-        """One iteration; what came of it."""
+        """One iteration; returns its metrics."""
         begin = time.perf_counter()
         iteration = self.tuner.iteration
         batch = self.problem.batch(iteration)
@@ -102,14 +104,14 @@ class Run:
         return metrics
 
     def save(self, iteration: int, *, weights: bool) -> None:
-        """Leave a checkpoint of the state after the iteration."""
+        """Write a checkpoint of the state after the iteration."""
         kept = dict(self.problem.tuned) if weights else {}
         state = {"weights": kept, "best": self.best, "target": self.target, "ended": self.ended}
         checkpoint.save(self.folder / "checkpoint", iteration, state)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any], iteration: int) -> None:
-        """Continue after an iteration."""
+        """Resume after an iteration."""
         self.best, self.target, self.ended = state["best"], state["target"], state["ended"]
         self.tuner.iteration = iteration + 1
         for name, weights in state["weights"].items():
@@ -117,7 +119,7 @@ class Run:
 
 
 def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
-    """The setting of a configuration: a model, what of it is tuned, its minibatches and its validation set."""
+    """The problem of a configuration: a model, its tuned part, its minibatches and its validation set."""
     model: dict[str, Any] = OmegaConf.to_container(cfg.model, resolve=True)  # type: ignore[assignment]
     return finetune_problem.build(
         model={key: value for key, value in model.items() if key != "batch_size"},
@@ -133,7 +135,7 @@ def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
 
 
 def check(cfg: DictConfig) -> None:
-    """Refuse settings that make no sense, by name."""
+    """Raise ConfigurationError for a wrong setting, with its name."""
     for name in (
         "iterations",
         "head_examples",
@@ -157,7 +159,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def finetune(cfg: DictConfig) -> None:
-    """Compose the run, and let it go on to its end."""
+    """Start or resume a run, and run it to its end."""
     if cfg.tuned:
         cfg.lr, cfg.mu = best_settings(Path(cfg.root), cfg.task.name, cfg.setting, cfg.name)
     check(cfg)
@@ -165,89 +167,89 @@ def finetune(cfg: DictConfig) -> None:
     target = target_of_sgd(Path(cfg.root), cfg.task.name, cfg.setting) if cfg.target == "sgd" else cfg.target
     saved = checkpoint.load(Path(cfg.folder) / "checkpoint") if cfg.resume else None
     if saved is not None and (saved[1]["ended"] or saved[0] + 1 >= cfg.iterations):
-        print(f"{cfg.folder}: {saved[0] + 1} iterations, nothing is left to do; resume=false would start over")
+        print(f"{cfg.folder}: finished after {saved[0] + 1} iterations; resume=false starts over")
         return
     if saved is not None and not saved[1]["weights"]:
         raise ConfigurationError(
             f"{cfg.folder} ended after {saved[0] + 1} iterations without keeping its weights (keep_weights=false), "
-            f"so it cannot go on to {cfg.iterations}; resume=false would start over"
+            f"so it cannot be continued to {cfg.iterations}; resume=false starts over"
         )
     try:
-        run = Run(cfg, target)  # first of all: what cannot be run leaves no folder behind
+        tuning = Tuning(cfg, target)  # before the folder is made: a refused run leaves none behind
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     prepare(cfg)
-    with alone_in(run.folder):
-        go_on(run, cfg, saved)
+    with alone_in(tuning.folder):
+        tune(tuning, cfg, saved)
 
 
-def go_on(run: Run, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
-    """Continue from the last checkpoint, if there is one, until the target or the last iteration."""
+def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
+    """Iterate, from the last checkpoint if there is one, until the target or the last iteration."""
     start = 0
     if saved is not None:
         start = saved[0] + 1
-        run.load_state_dict(saved[1], saved[0])
-        print(f"{run.folder}: {start} of {cfg.iterations} iterations are there", flush=True)
-    note_versions(run.folder)
-    record = Record(run.folder / "metrics.jsonl", after=start - 1)
+        tuning.load_state_dict(saved[1], saved[0])
+        print(f"{tuning.folder}: resuming after {start} of {cfg.iterations} iterations", flush=True)
+    note_versions(tuning.folder)
+    record = Record(tuning.folder / "metrics.jsonl", after=start - 1)
     labels = {"job_type": f"{cfg.task.name}/{cfg.setting}/{cfg.name}", "name": str(cfg.folder)}
     settings = OmegaConf.to_container(cfg, resolve=True)
-    path = run.folder / "metrics.jsonl"
+    path = tuning.folder / "metrics.jsonl"
     followers = mirrors(path, wandb=cfg.wandb, tensorboard=cfg.tensorboard, config=settings, **labels)
     iteration = start - 1
     try:
         with (
             signals_noted() as signals,
-            tqdm(total=cfg.iterations, initial=start, desc=str(run.folder), unit="it", mininterval=0.5) as bar,
+            tqdm(total=cfg.iterations, initial=start, desc=str(tuning.folder), unit="it", mininterval=0.5) as bar,
         ):
-            while iteration + 1 < cfg.iterations and not run.ended:
+            while iteration + 1 < cfg.iterations and not tuning.ended:
                 last = iteration + 2 == cfg.iterations
                 try:
-                    metrics = run.iterate(evaluate=last or (iteration + 2) % cfg.evaluation.every == 0)
+                    metrics = tuning.iterate(evaluate=last or (iteration + 2) % cfg.evaluation.every == 0)
                 except DivergedError as error:
-                    log.warning("%s: %s", run.folder, error)
-                    run.ended = "diverged"
+                    log.warning("%s: %s", tuning.folder, error)
+                    tuning.ended = "diverged"
                     break
                 iteration += 1
                 record.write(metrics)
                 bar.update()
                 if "accuracy" in metrics:
-                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {run.best:.3f}", refresh=False)
+                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {tuning.best:.3f}", refresh=False)
                 if signals:
                     break
                 if (iteration + 1) % cfg.checkpoint_every == 0:
                     record.sync()
-                    run.save(iteration, weights=True)
-        finished = bool(run.ended) or iteration + 1 >= cfg.iterations
+                    tuning.save(iteration, weights=True)
+        finished = bool(tuning.ended) or iteration + 1 >= cfg.iterations
         record.sync()
-        if iteration >= 0 or run.ended:
-            run.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
+        if iteration >= 0 or tuning.ended:
+            tuning.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
         if signals and not finished:
-            print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command goes on")
+            print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command resumes")
             raise SystemExit(128 + signals[0])
     finally:
         record.close()
         for follower in followers:
             follower.close()
     print(
-        f"{run.folder}: {run.ended or 'done'} after {iteration + 1} iterations, best accuracy {run.best:.3f}"
-        + (f", target {run.target:.3f}" if run.target is not None else "")
-        + f"; always the same answer would give {run.problem.data.majority:.3f}"
+        f"{tuning.folder}: {tuning.ended or 'done'} after {iteration + 1} iterations, best accuracy {tuning.best:.3f}"
+        + (f", target {tuning.target:.3f}" if tuning.target is not None else "")
+        + f"; the majority class gives {tuning.problem.data.majority:.3f}"
     )
 
 
 @hydra.main(config_path="pkg://conf", config_name="finetune")
 def main(cfg: DictConfig) -> None:
-    """Fine-tune, and answer what goes wrong with a sentence."""
+    """Fine-tune; errors that a user can mend become messages."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(show_path=False)])
     try:
         finetune(cfg)
     except (ConfigurationError, DataError, checkpoint.CheckpointError, RecordError) as error:
-        raise SystemExit(f"pbrl.finetune: {error}") from None
+        refuse("pbrl.finetune", str(error))
     except InstantiationException as error:
-        raise SystemExit(f"pbrl.finetune: {error.__cause__ or error}") from None
+        refuse("pbrl.finetune", str(error.__cause__ or error))
     except OSError as error:
-        raise SystemExit(f"pbrl.finetune: {error.strerror}: {error.filename}; nothing that was saved is lost") from None
+        refuse("pbrl.finetune", f"{error.strerror}: {error.filename}; everything saved so far is kept")
 
 
 def command() -> None:
@@ -256,4 +258,5 @@ def command() -> None:
         suggest(sys.argv[1:], ("task", "model", "method", "study"))
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.finetune: {error}") from None
-    main()
+    with listed_refusals("pbrl.finetune"):
+        main()

@@ -1,17 +1,27 @@
-"""What the NCRS paper proves: upper bounds for the average gradient norm on f(x) = g(A x), A of rank k.
+"""What the NCRS paper proves: upper bounds on the average gradient norm on f(x) = g(A x), A of rank k.
 
-The paper takes s ~ N(0, I_d). Its proofs use two moments of the direction alone,
+The paper takes s ~ N(0, I_d). Its proofs use only two moments of the direction,
 
     m = E |<u, s>| for a unit vector u,    q = E |P s|^2 for the projector P on the k active dimensions,
 
-sqrt(2 / pi) and k for Gaussian directions. With the sphere's own moments they hold for it word for word.
+sqrt(2 / pi) and k for Gaussian directions. With the moments of the unit sphere, the same proofs hold for the sphere.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from pbrl.search import Directions
+
+THEOREMS = ("2.2", "3.5")
+
+
+def bound(theorem: str, oracle: Any, *, votes: int, **run: Any) -> float:
+    """The bound of a theorem for a run of NCRS, with the constants of an oracle that meets its assumption."""
+    if theorem == "2.2":
+        return uniform_margin_bound(advantage=float(oracle.p), **run)
+    return confidence_bound(votes=votes, slope=oracle.slope, reach=oracle.reach, noise=oracle.noise, **run)
 
 
 def moments(directions: Directions, k: int) -> tuple[float, float]:
@@ -55,10 +65,10 @@ def confidence_bound(
     """Theorem 3.5, as printed: (1 / T) sum of E |grad f(theta_t)| over T iterations of Algorithm 2.
 
     The oracle's mean grows at least like rho(t) >= slope * t for t <= reach, its second moment is at most
-    noise * rho (the paper's c, r, C). rho(reach) is taken at its least, slope * reach.
+    noise * rho (the paper's c, r, C). For rho(reach), its lower bound slope * reach is used.
 
-    The paper's own lemmas give 1 - 2 gamma where its theorem has 1 - gamma; with the votes it asks for, gamma
-    vanishes and both are the same number.
+    The paper's lemmas give 1 - 2 gamma where its theorem has 1 - gamma. With the number of votes that the paper
+    asks for, gamma is negligible and both give the same number.
     """
     m, q = moments(directions, k)
     gamma = math.exp(-votes * slope * reach / (2 * noise + 4 / 3))

@@ -1,7 +1,7 @@
 """The peers of the NCRS paper's Table 1: optimisers that learn from comparisons, one class per algorithm.
 
-All speak the ask/tell of `pbrl.search`. Each has one size, its `step`, so that the same grid tunes them all.
-They were written for answers in {-1, +1}; of a confidence they take the sign.
+All have the ask/tell of `pbrl.search`. Each has one step size, `step`, so that the same grid tunes all of them.
+They were designed for answers in {-1, +1}; of a confidence they use the sign.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GLDSearch:
             raise ValueError(f"ratio R / r must be at least 1, not {self.ratio}")
 
     def radii(self) -> list[float]:
-        """Return the radii to try, in units of R."""
+        """The radii to try, in units of R."""
         K = round(math.log2(self.ratio))
         return [2.0**-i for i in range(K + 1)]
 
@@ -81,7 +81,7 @@ class GLDFast(GLDSearch):
             raise ValueError(f"condition Q must exceed 1, not {self.condition}")
 
     def radii(self) -> list[float]:
-        """Return the radii to try, in units of the first R."""
+        """The radii to try, in units of the initial R."""
         d = self.directions.ambient or self.x.shape[-1]
         K = round(math.log2(4 * math.sqrt(self.condition)))
         H = math.ceil(d * self.condition * math.log2(self.condition))
@@ -99,7 +99,7 @@ class Saha2021:
             by more than sqrt(log(8 n^2 / delta) / (2 n));  o = +1 if x + gamma u lost most, else -1
         x <- x - eta o u
 
-    The runs of a batch decide their duels at different times: `iteration` is [...].
+    The runs of a batch decide their duels at different times, so `iteration` is an array [...].
     """
 
     x: Array  # [..., d]
@@ -122,11 +122,11 @@ class Saha2021:
         self.iteration, self.lost, self.duels = (np.zeros(self.x.shape[:-1], np.int64) for _ in range(3))
 
     def ask(self) -> tuple[Array, Array]:
-        """(x + gamma u, x - gamma u), the same pair until its duel is decided."""
+        """(x + gamma u, x - gamma u), the same pair until the duel is decided."""
         return self.x + self.radius * self.u, self.x - self.radius * self.u
 
     def tell(self, score: ArrayLike) -> None:
-        """Count one duel, and step where it is decided."""
+        """Count one answer, and step in the runs where the duel is decided."""
         (o,) = np.sign(answers(score, self.x))
         self.lost += o > 0
         self.duels += 1
@@ -182,7 +182,7 @@ class Wang2025(Saha2025):
     u ~ the unit sphere
     x <- x - eta sign(F(x + delta u) - F(x)) u
 
-    Saha2025's update from a one-sided pair; delta is the radius.
+    The update of Saha2025 from a one-sided pair; delta is the radius.
     """
 
     def ask(self) -> tuple[Array, Array]:
@@ -201,8 +201,8 @@ class ZORankSGD:
         g = 1 / |E| * sum over E of (xi_j - xi_i)
         x <- x - eta g
 
-    # Departure: the paper's teacher ranks m points at once. Ours compares two, so q bubble passes find the
-    # best q: |E| comparisons, all charged. The optional line search is left out, because the step is tuned.
+    # Departure: the paper's oracle ranks m points at once. Ours compares two, so q bubble-sort passes find the
+    # best q with |E| comparisons, all of them counted. No line search (optional there), because the step is tuned.
     """
 
     x: Array  # [..., d]
@@ -232,7 +232,7 @@ class ZORankSGD:
         return self.x + self.radius * self.xi[i], self.x + self.radius * self.xi[i + 1]
 
     def tell(self, score: ArrayLike) -> None:
-        """Swap the two where the second is better; once ranked, step."""
+        """Swap the two where the second is better; when the ranking is complete, step."""
         asked(self.xi[0] if self.duels else None)
         (o,) = answers(score, self.x)
         swap, i = (o > 0)[..., None], self.duels.pop(0)
@@ -257,7 +257,7 @@ class SCOBO:
     g = sum of y_i z_i, normalised
     x <- x - eta g
 
-    # Departure: SCOBO also makes g sparse. The gradient of a ridge function is not, so that is left out.
+    # Departure: SCOBO also makes g sparse. The gradient of a ridge function is not sparse, so this is left out.
     """
 
     x: Array  # [..., d]
@@ -285,7 +285,7 @@ class SCOBO:
         z, self.z = asked(self.z), None
         y = -np.sign(answers(score, self.x))
         g = np.einsum("m...,m...i->...i", y, z)
-        # The bits are independent of what f cannot see: there each coordinate of g is N(0, sum of y_i^2).
+        # The bits are independent of the coordinates not simulated: there each coordinate of g is N(0, sum of y_i^2).
         unseen = (y**2).sum(axis=0) * self.directions.unseen(self.rng, self.x.shape)
         length = np.sqrt(squared_norm(g) + unseen).astype(self.x.dtype)
         self.x = self.x - self.step * g / np.maximum(length, np.finfo(self.x.dtype).tiny)[..., None]

@@ -1,4 +1,4 @@
-"""What the ridge experiment found: the table in the terminal and as CSV, and three figures."""
+"""The results of the ridge experiment: the table in the terminal and as CSV, and three figures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from pbrl.report.panels import panels
 from pbrl.ridge.experiment import Cell, Experiment, Track
 from pbrl.types import Float64
 
@@ -24,14 +25,14 @@ COLUMNS += ["iterations_mean", "iterations_low", "iterations_high", "comparisons
 
 
 def interval(values: Float64) -> tuple[float, float, float]:
-    """Mean and 95 % interval of the mean (Student's t); NaN if a run never arrived: its mean is unknown."""
+    """Mean and 95 % interval of the mean (Student's t); NaN if a run never reached the target."""
     mean = float(values.mean())
     half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
     return mean, mean - half, mean + half
 
 
 def exponent(cells: Sequence[Cell]) -> float:
-    """Slope of log comparisons against log k, by least squares; NaN if a run never arrived."""
+    """Slope of log comparisons against log k, by least squares; NaN if a run never reached the target."""
     if len(cells) < 2:
         return math.nan
     k = np.log([cell.k for cell in cells])
@@ -45,40 +46,42 @@ def by_track(cells: Sequence[Cell]) -> dict[Track, list[Cell]]:
 
 
 def write_csv(cells: Sequence[Cell], path: Path) -> None:
-    """One row per cell; numbers are empty if a seed never arrived. `paper` counts comparisons."""
+    """One row per cell; numbers are empty if a seed never reached the target. `paper` counts comparisons."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for cell in cells:
-            numbers = (*interval(cell.run.iterations), float(cell.comparisons.mean()))
+            numbers = (*interval(cell.outcome.iterations), float(cell.comparisons.mean()))
             shown = ("" if math.isnan(number) else f"{number:.2f}" for number in numbers)
             track = (cell.track.optimizer, cell.track.oracle, cell.track.direction)
             writer.writerow((*track, cell.k, *shown, cell.paper or ""))
 
 
 def show(cells: Sequence[Cell]) -> None:
-    """Print the paper's table in both readings of the direction, then every optimiser's comparisons."""
+    """Print the paper's table for both kinds of directions, then the comparisons of every optimiser."""
     console = Console(width=None if Console().is_terminal else 132)
     published = [cell for cell in cells if cell.paper]
     for direction in {cell.track.direction: 0 for cell in published}:
-        read = [cell for cell in published if cell.track.direction == direction]
-        for measured in by_track(read).values():
+        chosen = [cell for cell in published if cell.track.direction == direction]
+        for measured in by_track(chosen).values():
             console.print(paper_table(measured))
-        console.print(verdict(read), "\n", sep="")
+        console.print(verdict(chosen), "\n", sep="")
     for oracle in {cell.track.oracle: 0 for cell in cells}:
         console.print(peer_table([cell for cell in cells if cell.track.oracle == oracle]))
-    console.print("In brackets: c of the step c / k. Per cent: seeds that arrived within the budget, if not all.")
+    console.print(
+        "In brackets: c of the step c / k. Per cent: seeds that reached the target within the budget, if not all."
+    )
 
 
 def paper_table(cells: Sequence[Cell]) -> Table:
     """Iterations and comparisons beside the paper's, the average gradient norm beside its bound."""
     track = cells[0].track
     table = Table(title=f"{track.optimizer}, {track.oracle}, {track.direction} directions", title_justify="left")
-    headings = ("k", "iterations [95 %]", "paper", "comparisons", "paper", "mean |grad f|", "theorem allows")
+    headings = ("k", "iterations [95 %]", "paper", "comparisons", "paper", "mean |grad f|", "theorem's bound")
     for heading in headings:
         table.add_column(heading, justify="right")
     for cell in cells:
-        mean, low, high = interval(cell.run.iterations)
+        mean, low, high = interval(cell.outcome.iterations)
         iterations = arrived(cell) if math.isnan(mean) else f"{mean:,.0f} [{low:,.0f}, {high:,.0f}]"
         comparisons = "" if math.isnan(mean) else f"{cell.comparisons.mean():,.0f}"
         paper = cell.paper or 0
@@ -89,16 +92,16 @@ def paper_table(cells: Sequence[Cell]) -> Table:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """Say plainly whether a reading of the direction reproduces the paper's numbers."""
+    """Whether one kind of directions reproduces the paper's numbers."""
     off = np.max([abs(cell.paper / cell.comparisons.mean() - 1) for cell in cells if cell.paper])  # NaN stays NaN
     slopes = (f"{track.oracle} {exponent(measured):.3f}" for track, measured in by_track(cells).items())
     if off <= 0.05:
-        return f"It reproduces the paper: every number within {off:.1%}. Exponents of k: {', '.join(slopes)}."
-    return "This reading does not reproduce the paper's table."
+        return f"Reproduces the paper: every number within {off:.1%}. Exponents of k: {', '.join(slopes)}."
+    return "Does not reproduce the paper's table."
 
 
 def peer_table(cells: Sequence[Cell]) -> Table:
-    """Mean comparisons of every optimiser before one oracle."""
+    """Mean comparisons of every optimiser with one oracle."""
     active = sorted({cell.k for cell in cells})
     table = Table(title=f"Comparisons until the target, {cells[0].track.oracle}", title_justify="left")
     table.add_column("optimizer")
@@ -113,7 +116,7 @@ def peer_table(cells: Sequence[Cell]) -> Table:
 
 
 def arrived(cell: Cell) -> str:
-    """Mean comparisons, or, if some seeds never arrived, how many did."""
+    """Mean comparisons, or the share of seeds that reached the target if not all did."""
     mean = cell.comparisons.mean()
     return f"{np.isfinite(cell.comparisons).mean():.0%}" if math.isnan(mean) else f"{mean:,.0f}"
 
@@ -136,7 +139,7 @@ def draw(cells: Sequence[Cell], experiment: Experiment, folder: Path) -> None:
         axis.set(xlabel="intrinsic dimension k", ylabel="comparisons to the target")
         axis.set_xticks(active, [str(k) for k in active])
         axis.set_xticks([], minor=True)
-        axis.legend(fontsize=7)
+        add_legend(axis)
     save(figure, folder / "comparisons_against_k")
 
     figure, axes = panels(len(oracles))
@@ -147,7 +150,7 @@ def draw(cells: Sequence[Cell], experiment: Experiment, folder: Path) -> None:
         axis.axhline(experiment.target, color="black", lw=0.8, ls=":")
         axis.set(title=f"{oracle.replace('_', ' ')}, k = {experiment.noise['k']}", xscale="log", yscale="log")
         axis.set(xlabel="comparisons", ylabel="gradient norm, mean of the seeds")
-        axis.legend(fontsize=7)
+        add_legend(axis)
     save(figure, folder / "gradient_norm")
 
     figure, (axis,) = panels(1)
@@ -157,12 +160,18 @@ def draw(cells: Sequence[Cell], experiment: Experiment, folder: Path) -> None:
             axis.plot(experiment.noise["advantages"], cell.success, ".", label=name(cell.track), **style)
     axis.set(title=f"within {experiment.noise['budget']:,} comparisons, k = {experiment.noise['k']}")
     axis.set(xlabel="advantage p of the teacher", ylabel="share of the seeds that arrive")
-    axis.legend(fontsize=7)
+    add_legend(axis)
     save(figure, folder / "success_against_noise")
 
 
+def add_legend(axis: Axes) -> None:
+    """A legend, if there is anything to name."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=7)
+
+
 def draw_scaling(cells: Sequence[Cell], axis: Axes, style: Mapping[str, Any]) -> None:
-    """Means with 95 % intervals where all seeds arrived, the fitted slope, the paper's numbers as crosses."""
+    """Means and 95 % intervals where all seeds reached the target, the fitted slope, the paper's numbers as crosses."""
     complete = [cell for cell in cells if np.isfinite(cell.comparisons).all()]
     if not complete:
         return
@@ -178,20 +187,14 @@ def draw_scaling(cells: Sequence[Cell], axis: Axes, style: Mapping[str, Any]) ->
 
 def draw_descent(cell: Cell, axis: Axes, style: Mapping[str, Any]) -> None:
     """Gradient norm against comparisons."""
-    norm = cell.run.gradient_norm
-    comparisons = np.arange(len(norm)) * cell.run.pairs_per_round * cell.votes
+    norm = cell.outcome.gradient_norm
+    comparisons = np.arange(len(norm)) * cell.outcome.pairs_per_round * cell.votes
     axis.plot(comparisons[1:], norm[1:], lw=1, label=name(cell.track), **style)
 
 
 def name(track: Track) -> str:
-    """Return the name of a track within its panel."""
+    """The name of a track in a panel."""
     return f"{track.optimizer}, {track.direction}"
-
-
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels side by side."""
-    figure = Figure(figsize=(6 * count, 4.5), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_transform_is_hadamards_matrix(n: int, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("n", [0, 3, 24])
 def test_a_length_that_is_no_power_of_two_is_refused(n: int) -> None:
-    with pytest.raises(ValueError, match=f"power of two for its length, not {n}"):
+    with pytest.raises(ValueError, match=f"length of a Walsh-Hadamard transform must be a power of two, not {n}"):
         hadamard(torch.zeros(2, n))
 
 

@@ -17,9 +17,10 @@ import tiny_language
 import torch
 from hydra import compose, initialize_config_module
 
+from pbrl.finetune import language, pretrained
 from pbrl.finetune import runs as finetune_runs
 from pbrl.finetune.paraphrases import Example
-from pbrl.finetune.tuning import finetune, language, pretrained
+from pbrl.finetune.tuning import command, finetune
 from pbrl.run import checkpoint
 from pbrl.run.record import columns, read
 from pbrl.run.settings import ConfigurationError
@@ -65,9 +66,10 @@ def same(one: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize("method", ["ncrs", "mezo", "rsgf", "sgd"])
 def test_a_run_that_was_stopped_continues_bit_for_bit(method: str, tiny: Path, tmp_path: Path) -> None:
-    whole = tune(tiny, f"method={method}", f"root={tmp_path / 'whole'}")
-    tune(tiny, f"method={method}", f"root={tmp_path / 'parts'}", "iterations=6")  # evaluated at 6, so like the whole
-    parts = tune(tiny, f"method={method}", f"root={tmp_path / 'parts'}")
+    changes = (f"method={method}", "lr=0.001")  # short steps, so that none diverges
+    whole = tune(tiny, *changes, f"root={tmp_path / 'whole'}")
+    tune(tiny, *changes, f"root={tmp_path / 'parts'}", "iterations=6")  # evaluated at 6, so like the whole
+    parts = tune(tiny, *changes, f"root={tmp_path / 'parts'}")
     assert same(whole, parts)
     metrics = columns(read(whole / "metrics.jsonl"))
     assert metrics["iteration"].tolist() == list(range(12))
@@ -178,7 +180,7 @@ def test_the_cosine_is_that_of_the_encoders_own_mean_states(tiny: Path) -> None:
 
 def test_the_cosine_head_begins_with_the_line_of_logistic_regression() -> None:
     rng = np.random.default_rng(0)
-    head = language.Cosine(torch.nn.LayerNorm(4))
+    head = language.CosineHead(torch.nn.LayerNorm(4))
     states = torch.tensor(rng.standard_normal((4000, 2, 4)), dtype=torch.float32)
     with torch.no_grad():
         cosines = head.cosines(states).numpy()
@@ -287,3 +289,41 @@ def test_the_record_is_strict_json(tiny: Path, tmp_path: Path) -> None:
     assert weights(folder) == {}
     with pytest.raises(ConfigurationError, match="without keeping its weights"):
         tune(tiny, f"root={tmp_path}", "iterations=6", "keep_weights=false")
+
+
+def test_a_sweep_continues_after_a_refused_run_and_lists_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["-m", "lr=-1.0,0.001", f"root={tmp_path}", "iterations=3", "target=null,2.0"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *overrides(tiny), *sweep])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 1
+    (run,) = finetune_runs.find(tmp_path)
+    assert run.finished
+    assert run.hyperparameters == (0.001, None)
+    _, _, summary = capfd.readouterr().err.partition("3 runs of this sweep were refused:\n")
+    lines = summary.strip().splitlines()
+    assert ["lr=-1.0" in line for line in lines] == [True, True, False]
+    assert "step must be positive, not -1.0" in lines[0]
+    assert all("target must be null, sgd, or an accuracy" in line for line in lines[1:])
+
+
+def test_a_refused_run_in_another_process_makes_the_sweep_fail(tiny: Path, tmp_path: Path) -> None:
+    sweep = ["-m", "lr=-1.0,0.001", f"root={tmp_path}", "iterations=3", "hydra/launcher=joblib"]
+    command = [sys.executable, "-m", "pbrl.finetune", *overrides(tiny), *sweep]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "refused" in done.stderr
+    assert "step must be positive, not -1.0" in done.stderr
+    assert [run.hyperparameters for run in finetune_runs.find(tmp_path)] == [(0.001, None)]
+
+
+def test_a_method_of_ones_own_must_be_allowed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from pbrl.finetune.tuning import SGD\n\n\nclass Mine(SGD):\n    pass\n"
+    (tmp_path / "my_method.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = ("method=sgd", "method._target_=my_method.Mine", "iterations=3", f"root={tmp_path}")
+    with pytest.raises(ConfigurationError, match=r"add allow=\[my_method\]"):
+        tune(tiny, *changes)
+    assert finetune_runs.load(tune(tiny, *changes, "allow=[my_method]")).finished

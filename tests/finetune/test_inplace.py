@@ -1,4 +1,4 @@
-"""Weights moved in place: directions are normal, the way back is exact, and the steps are the papers'."""
+"""Weights moved in place: directions are normal, moving back is exact, and the steps are those of the papers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scipy import stats
 
 from pbrl.finetune import inplace
 from pbrl.finetune.inplace import BLOCK, PIECE, DivergedError, InPlace, Piece, direction_key, move_by_torch
-from pbrl.search import MeZORule, NCRSRule, RSGFRule
+from pbrl.search import NCRS, RSGF, MeZO
 
-RULES: list[Any] = [NCRSRule(step=0.01), RSGFRule(step=0.02, radius=0.01), MeZORule(step=0.02, radius=0.01)]
+RULES: list[Any] = [NCRS(step=0.01), RSGF(step=0.02, radius=0.01), MeZO(step=0.02, radius=0.01)]
 
 
 def in_place(rule: Any, parameters: dict[str, torch.Tensor], **changes: Any) -> InPlace:
@@ -29,7 +29,7 @@ def direction(size: int, iteration: int = 0, **changes: Any) -> Any:
     weights = torch.zeros(size)
     search = in_place(RULES[0], {"w": weights}, headroom=16.0, **changes)
     search.iteration = iteration
-    search.go(1.0)
+    search.move_to(1.0)
     return weights.numpy().astype(np.float64)
 
 
@@ -57,7 +57,7 @@ def test_numbers_depend_on_their_place_alone() -> None:
 
 
 @pytest.mark.parametrize("move", ["compiled", "torch"])
-def test_thousands_of_ways_there_and_back_leave_no_trace(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_moves_there_and_back_are_exact(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if move == "torch":
         monkeypatch.setattr(inplace, "_go", None)
         monkeypatch.setattr(inplace, "_move", move_by_torch)
@@ -68,19 +68,19 @@ def test_thousands_of_ways_there_and_back_leave_no_trace(move: str, monkeypatch:
     for t in range(10_000 if move == "compiled" else 1000):
         search.iteration = t
         for offset in (1e-3, -1e-3, 0.0) if t % 2 else (3e-2, 0.0):
-            search.go(offset)
+            search.move_to(offset)
             assert not torch.equal(parameters["a"], before["a"]) or offset == 0
     assert all(torch.equal(parameters[name], before[name]) for name in parameters)
 
 
 @given(offsets=st.lists(st.floats(-0.1, 0.1), min_size=1, max_size=8))
-def test_where_one_is_does_not_depend_on_the_way(offsets: list[float]) -> None:
+def test_the_weights_do_not_depend_on_earlier_moves(offsets: list[float]) -> None:
     start = torch.linspace(-1, 1, 50)
     direct, roundabout = {"w": start.clone()}, {"w": start.clone()}
     one, other = in_place(RULES[0], direct), in_place(RULES[0], roundabout)
     for offset in offsets:
-        other.go(offset)
-    one.go(offsets[-1])
+        other.move_to(offset)
+    one.move_to(offsets[-1])
     assert torch.equal(direct["w"], roundabout["w"])
 
 
@@ -89,7 +89,7 @@ def test_rounding_is_finer_than_float32_steps_matter() -> None:
     weights = start.clone()
     search = in_place(RULES[0], {"w": weights})
     assert (weights - start).abs().max() <= 2.0**-23  # half a step of the grid 2^-22
-    search.go(0.01)
+    search.move_to(0.01)
     expected = start.numpy() + 0.01 * direction(4096)
     np.testing.assert_allclose(weights.numpy(), expected, atol=2.0**-21)
 
@@ -103,10 +103,10 @@ def test_an_iteration_takes_the_step_computed_by_hand(rule: Any) -> None:
         return w[0] ** 2 + w[1:].sum()
 
     w = np.ones(6)
-    if isinstance(rule, NCRSRule):
+    if isinstance(rule, NCRS):
         move = 0.01 if f(w + 0.01 * s) < f(w) else 0.0
         assert move == (0.01 if 2 * s[0] + s[1:].sum() < 0 else 0.0)  # small steps: as the gradient says
-    elif isinstance(rule, RSGFRule):
+    elif isinstance(rule, RSGF):
         move = -0.02 * (f(w + 0.01 * s) - f(w)) / 0.01
     else:
         move = -0.02 * (f(w + 0.01 * s) - f(w - 0.01 * s)) / 0.02
@@ -120,7 +120,7 @@ def test_an_iteration_takes_the_step_computed_by_hand(rule: Any) -> None:
 
 def test_ncrs_rejects_without_a_trace_and_accepts_in_full() -> None:
     weights = torch.ones(6)
-    search = in_place(NCRSRule(step=0.01), {"w": weights})
+    search = in_place(NCRS(step=0.01), {"w": weights})
     losses = iter([torch.tensor(1.0), torch.tensor(2.0), torch.tensor(2.0), torch.tensor(1.0)])
     assert search.step(lambda: next(losses))["moved"] == 0.0
     assert torch.equal(weights, torch.ones(6))
@@ -128,7 +128,7 @@ def test_ncrs_rejects_without_a_trace_and_accepts_in_full() -> None:
     np.testing.assert_allclose(weights.numpy(), 1 + 0.01 * direction(6, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [RSGFRule(step=1e-3, radius=1e-3), MeZORule(step=1e-3, radius=1e-3)])
+@pytest.mark.parametrize("rule", [RSGF(step=1e-3, radius=1e-3), MeZO(step=1e-3, radius=1e-3)])
 def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path) -> None:
     # E g = grad f (+ O(mu)). Of n estimates along n directions, the mean of each projection v . g has standard error
     # |grad f| |v| sqrt(~1/n); v = grad f and v at random.
@@ -159,10 +159,10 @@ def test_estimates_agree_with_autograd_in_expectation(rule: Any, tmp_path: Path)
     assert error[0] < 0.2 * truth[0]  # so that a wrong factor of 2 or sign would be seen
 
 
-def test_weights_that_outgrow_their_grid_are_reported() -> None:
+def test_weights_too_large_for_their_grid_are_reported() -> None:
     search = in_place(RULES[0], {"head.bias": torch.ones(100)})
-    with pytest.raises(DivergedError, match=r"head\.bias have outgrown .* smaller step or radius"):
-        search.go(5.0)
+    with pytest.raises(DivergedError, match=r"head\.bias are too large for the grid .* smaller step or radius"):
+        search.move_to(5.0)
 
 
 def test_a_loss_that_is_not_finite_is_reported_with_the_weights_as_they_were() -> None:

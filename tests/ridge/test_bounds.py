@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pbrl.ridge.bounds import confidence_bound, moments, uniform_margin_bound
-from pbrl.ridge.problem import Ridge, UniformMargin, run
-from pbrl.search import NCRS, RSGF, Directions
+from oracles.confidence import Confidence
+from oracles.uniform_margin import UniformMargin
+from pbrl.ridge.bounds import bound, confidence_bound, moments, uniform_margin_bound
+from pbrl.ridge.problem import Ridge, run
+from pbrl.search import NCRS, RSGF, Directions, Search
 
 ALL_K = [5, 10, 20, *(pytest.param(k, marks=pytest.mark.slow) for k in (40, 80))]
 SPHERE = Directions("sphere", ambient=500)
@@ -30,15 +32,14 @@ class Abstaining:
     Its aligned mean is rho and its second moment C rho: Assumption 1.2 with equality.
     """
 
-    votes: int
     noise: float  # C
     rng: np.random.Generator
 
     def rho(self, gap: Any) -> Any:
         return np.minimum(np.tanh(np.abs(gap) / 2), 1 / self.noise)
 
-    def __call__(self, difference: Any) -> Any:
-        answered = self.rng.binomial(self.votes, np.minimum(self.noise * self.rho(difference), 1))
+    def compare(self, difference: Any, *, votes: int) -> Any:
+        answered = self.rng.binomial(votes, np.minimum(self.noise * self.rho(difference), 1))
         right = self.rng.binomial(answered, (1 + 1 / self.noise) / 2)
         return np.sign(difference) * (2 * right - answered)
 
@@ -75,14 +76,24 @@ def test_theorem_3_5_is_the_papers_formula() -> None:
     assert bound == pytest.approx(math.sqrt(2 * math.pi) / (alpha * (1 - gamma)) * inside)
 
 
-def one_step(oracle: Any, k: int, step: float, seed: int) -> tuple[Any, Any, float]:
+def test_the_bound_of_an_oracle_uses_its_own_constants() -> None:
+    settings: dict[str, Any] = {"step": 0.1, "iterations": 50, "gap": 0.4, "directions": SPHERE, "k": 7}
+    oracle = Confidence(link="logistic", scale=2.0, rng=rng())  # rho(t) = tanh(t / 4) >= t / 8 up to 7.6
+    expected = confidence_bound(votes=9, slope=0.125, reach=7.6, noise=1.0, **settings)
+    assert bound("3.5", oracle, votes=9, **settings) == expected
+    margin = UniformMargin(p=0.3, rng=rng())
+    assert bound("2.2", margin, votes=1, **settings) == uniform_margin_bound(advantage=0.3, **settings)
+
+
+def one_step(oracle: Any, votes: int, k: int, step: float, seed: int) -> tuple[Any, Any, float]:
     """Descent f(theta) - f(theta_next) and Delta_t 1_{Y_t} of many steps from one theta, and its |grad f|."""
     theta = rng(seed).uniform(-1, 1, k) * rng(seed + 1).uniform(0.05, 1)
     problem = Ridge(k)
-    search = NCRS(np.broadcast_to(theta, (40_000, k)), step=step, directions=GAUSSIAN, rng=rng(seed + 2))
+    x = np.broadcast_to(theta, (40_000, k))
+    search = Search(x, rule=NCRS(step=step), directions=GAUSSIAN, rng=rng(seed + 2))
     first, second = search.ask()
     difference = problem.value(first) - problem.value(second)
-    search.tell(oracle(difference))
+    search.tell(oracle.compare(difference, votes=votes))
     improvement = np.where(difference > 0, -difference, 0)
     return problem.value(first) - problem.value(search.x), improvement, float(problem.gradient_norm(theta))
 
@@ -91,9 +102,9 @@ def one_step(oracle: Any, k: int, step: float, seed: int) -> tuple[Any, Any, flo
 @pytest.mark.parametrize("advantage", [0.05, 0.2, 0.5])
 @pytest.mark.parametrize("k", [2, 20])
 def test_lemma_2_1_one_step_with_a_uniform_margin(k: int, advantage: float, step: float) -> None:
-    oracle = UniformMargin(advantage=advantage, votes=1, rng=rng(9))
+    oracle = UniformMargin(p=advantage, rng=rng(9))
     for seed in range(3):
-        descent, _, gradient = one_step(oracle, k, step, seed)
+        descent, _, gradient = one_step(oracle, 1, k, step, seed)
         least = advantage * step * math.sqrt(2 / math.pi) * gradient - k * step**2 / 2
         assert least <= descent.mean() + 3 * stats.sem(descent)
 
@@ -103,12 +114,12 @@ def test_lemma_2_1_one_step_with_a_uniform_margin(k: int, advantage: float, step
 @pytest.mark.parametrize("step", [0.01, 0.1])
 @pytest.mark.parametrize("k", [2, 20])
 def test_lemma_3_1_to_proposition_3_4_one_step_with_confidences(k: int, step: float, votes: int, noise: float) -> None:
-    oracle = Abstaining(votes=votes, noise=noise, rng=rng(9))
+    oracle = Abstaining(noise=noise, rng=rng(9))
     slope, reach = 0.25, 3.8 / noise  # min(tanh(t / 2), 1 / C) >= t / 4 up to there
     gamma = math.exp(-votes * slope * reach / (2 * noise + 4 / 3))
     penalty = (2 * noise + 4 / 3) / (math.e * slope * votes)
     for seed in range(3):
-        descent, improvement, gradient = one_step(oracle, k, step, seed)
+        descent, improvement, gradient = one_step(oracle, votes, k, step, seed)
         smooth = k * step**2 / 2
         most = -step / math.sqrt(2 * math.pi) * gradient + smooth  # Lemma 3.1
         assert improvement.mean() - 3 * stats.sem(improvement) <= most
@@ -123,20 +134,20 @@ def test_lemma_3_1_to_proposition_3_4_one_step_with_confidences(k: int, step: fl
 @pytest.mark.parametrize("votes", [1, 5, 25, 125])
 @pytest.mark.parametrize("gap", [0.01, 0.1, 0.5])
 def test_lemma_3_2_the_vote_errs_no_more_often_than_bernstein_says(gap: float, votes: int, noise: float) -> None:
-    oracle = Abstaining(votes=votes, noise=noise, rng=rng())
+    oracle = Abstaining(noise=noise, rng=rng())
     bound = math.exp(-votes * oracle.rho(gap) / (2 * noise + 4 / 3))
     for difference in (gap, -gap):
-        accepted = oracle(np.full(20_000, difference)) > 0
+        accepted = oracle.compare(np.full(20_000, difference), votes=votes) > 0
         errors = int((accepted != (difference > 0)).sum())
         surely_at_least = stats.binomtest(errors, 20_000).proportion_ci(0.999).low
         assert surely_at_least <= bound
 
 
-def average_gradient(oracle: Any, k: int, step: float, directions: Directions, iterations: int) -> float:
+def average_gradient(oracle: Any, votes: int, k: int, step: float, directions: Directions, iterations: int) -> float:
     start = np.broadcast_to(Ridge(k).start(), (40, k))
-    search = NCRS(start, step=step, directions=directions, rng=rng())
-    done = run(search, Ridge(k), oracle, target=1e-12, budget=iterations)
-    return float(done.gradient_norm[:iterations].mean())
+    search = Search(start, rule=NCRS(step=step), directions=directions, rng=rng())
+    outcome = run(search, Ridge(k), oracle, votes=votes, target=1e-12, budget=iterations)
+    return float(outcome.gradient_norm[:iterations].mean())
 
 
 @pytest.mark.parametrize("k", ALL_K)
@@ -148,10 +159,10 @@ def test_theorem_2_2_holds(k: int, directions: Directions) -> None:
         for alpha_0 in (0.5, 1, 3):
             for iterations in (50, 500):
                 step = alpha_0 / math.sqrt(k * iterations) * scale
-                oracle = UniformMargin(advantage=advantage, votes=1, rng=rng())
-                measured = average_gradient(oracle, k, step, directions, iterations)
+                oracle = UniformMargin(p=advantage, rng=rng())
+                measured = average_gradient(oracle, 1, k, step, directions, iterations)
                 settings: dict[str, Any] = {"step": step, "iterations": iterations, "gap": gap}
-                assert measured <= oracle.bound(directions=directions, k=k, **settings)
+                assert measured <= bound("2.2", oracle, votes=1, directions=directions, k=k, **settings)
 
 
 @pytest.mark.parametrize("k", ALL_K)
@@ -160,8 +171,8 @@ def test_theorem_3_5_holds(k: int) -> None:
     for noise in (1.0, 2.0):
         for votes in (3, 30, 300, 100 * k):
             for step in (0.05 / k, 0.2 / k, 0.8 / k):
-                oracle = Abstaining(votes=votes, noise=noise, rng=rng())
-                measured = average_gradient(oracle, k, step, GAUSSIAN, 400)
+                oracle = Abstaining(noise=noise, rng=rng())
+                measured = average_gradient(oracle, votes, k, step, GAUSSIAN, 400)
                 settings: dict[str, Any] = {"step": step, "iterations": 400, "gap": gap}
                 assert measured <= confidence_bound(
                     votes=votes,
@@ -179,7 +190,8 @@ def test_the_two_point_theorem_holds_for_rsgf(k: int) -> None:
     """Theorem E.2: the mean of |grad h|^2 is at most 16 L (k + 2) gap / T + L^2 k (k + 2) mu^2."""
     problem, radius, iterations = Ridge(k), 0.01, 300
     start = np.broadcast_to(problem.start(), (40, k))
-    search = RSGF(start, step=1 / (4 * (k + 2)), radius=radius, directions=GAUSSIAN, rng=rng())
+    rule = RSGF(step=1 / (4 * (k + 2)), radius=radius)
+    search = Search(start, rule=rule, directions=GAUSSIAN, rng=rng())
     squares = []
     for _ in range(iterations):
         squares.append(problem.gradient_norm(search.x) ** 2)

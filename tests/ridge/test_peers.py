@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from pbrl.ridge.peers import SCOBO, GLDFast, GLDSearch, Saha2021, Saha2025, Wang2025, ZORankSGD
-from pbrl.search import NCRS, RSGF, Directions, MeZO
+from pbrl.search import NCRS, RSGF, Directions, MeZO, Search
 
 X = np.array([1.0, 2.0])
 
@@ -27,8 +27,15 @@ class Given(Directions):
         return np.broadcast_to(np.array(self.directions.pop(0), dtype), shape)
 
 
+def make(optimizer: type, x: Any, directions: Directions, **settings: Any) -> Any:
+    rng = np.random.default_rng(0)
+    if optimizer in (NCRS, RSGF, MeZO):
+        return Search(x, rule=optimizer(**settings), directions=directions, rng=rng)
+    return optimizer(x, directions=directions, rng=rng, **settings)
+
+
 def build(optimizer: type, directions: list[Any], **settings: Any) -> Any:
-    return optimizer(X, directions=Given(directions=directions), rng=np.random.default_rng(0), **settings)
+    return make(optimizer, X, Given(directions=directions), **settings)
 
 
 def test_gld_search_keeps_the_winner_of_successive_duels() -> None:
@@ -155,8 +162,7 @@ TOYS: dict[type, dict[str, Any]] = {
 @pytest.mark.parametrize("optimizer", TOYS)
 def test_each_reaches_the_target_on_a_convex_toy(optimizer: type) -> None:
     kind = "gaussian" if optimizer in (RSGF, MeZO, ZORankSGD, SCOBO) else "sphere"
-    start, rng = np.full((8, 5), 1 / np.sqrt(5)), np.random.default_rng(0)
-    search = optimizer(start, directions=Directions(kind), rng=rng, **TOYS[optimizer])
+    search = make(optimizer, np.full((8, 5), 1 / np.sqrt(5)), Directions(kind), **TOYS[optimizer])
     reached = np.zeros(8, bool)
     for _ in range(6_000):
         first, second = search.ask()
@@ -170,8 +176,8 @@ def test_each_reaches_the_target_on_a_convex_toy(optimizer: type) -> None:
 
 @pytest.mark.parametrize("optimizer", TOYS)
 def test_float32_stays_float32(optimizer: type) -> None:
-    directions, rng = Directions("gaussian", ambient=30), np.random.default_rng(0)
-    search = optimizer(np.ones((2, 3), np.float32), directions=directions, rng=rng, **TOYS[optimizer])
+    directions = Directions("gaussian", ambient=30)
+    search = make(optimizer, np.ones((2, 3), np.float32), directions, **TOYS[optimizer])
     for _ in range(40):
         first, second = search.ask()
         search.tell(np.sign((first**2).sum(-1) - (second**2).sum(-1)))

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from pbrl.ridge.problem import Confidence, Ridge, Run, UniformMargin, Values, run
-from pbrl.search import NCRS, Directions
+from oracles.confidence import Confidence
+from oracles.uniform_margin import UniformMargin
+from pbrl.ridge.problem import Outcome, Ridge, Values, run
+from pbrl.search import NCRS, Directions, Search
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -66,7 +68,8 @@ def test_a_search_never_notices_the_kernel() -> None:
     kernel = rng(2).standard_normal(d)
     kernel -= matrix.T @ (matrix @ kernel)
     here, there = (
-        NCRS(problem.start() + shift, step=0.05, directions=Directions("gaussian"), rng=rng(3)) for shift in (0, kernel)
+        Search(problem.start() + shift, rule=NCRS(step=0.05), directions=Directions("gaussian"), rng=rng(3))
+        for shift in (0, kernel)
     )
     for _ in range(200):
         for search in (here, there):
@@ -80,32 +83,34 @@ def test_a_search_never_notices_the_kernel() -> None:
 
 @pytest.mark.parametrize("advantage", [0.05, 0.2, 0.5])
 def test_a_uniform_margin_answer_is_right_with_probability_one_half_plus_p(advantage: float) -> None:
-    oracle = UniformMargin(advantage=advantage, votes=1, rng=rng())
+    oracle = UniformMargin(p=advantage, rng=rng())
     difference = rng(1).standard_normal(40_000) * 1e-6
-    score = oracle(difference)
+    score = oracle.compare(difference)
     assert set(np.unique(score)) <= {-1, 1}
     right = int((score == np.sign(difference)).sum())
     assert stats.binomtest(right, len(score), 0.5 + advantage).pvalue > 1e-3
 
 
 def test_uniform_margin_votes_add_up() -> None:
-    score = UniformMargin(advantage=0.2, votes=9, rng=rng())(np.full(20_000, -0.3))
+    score = UniformMargin(p=0.2, rng=rng()).compare(np.full(20_000, -0.3), votes=9)
     assert score.mean() == pytest.approx(-9 * 0.4, abs=4 * 9 / math.sqrt(20_000))
     assert set(np.unique(score)) <= set(range(-9, 10, 2))
 
 
 def test_a_confidence_is_the_logistic_score_times_the_votes() -> None:
-    oracle = Confidence(link="logistic", scale=0.5, votes=7, rng=rng())
-    np.testing.assert_allclose(oracle(np.array([0.3, -0.3, 0.0])), [7 * math.tanh(0.3), -7 * math.tanh(0.3), 0])
-    assert Values(votes=1, rng=rng())(np.array([0.25])).tolist() == [0.25]
+    oracle = Confidence(link="logistic", scale=0.5, rng=rng())
+    score = oracle.compare(np.array([0.3, -0.3, 0.0]), votes=7)
+    np.testing.assert_allclose(score, [7 * math.tanh(0.3), -7 * math.tanh(0.3), 0])
+    assert Values(rng=rng()).compare(np.array([0.25]), votes=7).tolist() == [0.25]
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: UniformMargin(advantage=0.0, votes=1, rng=rng()), r"\(0, 1/2\], not 0.0"),
-        (lambda: UniformMargin(advantage=0.6, votes=1, rng=rng()), r"\(0, 1/2\], not 0.6"),
-        (lambda: Confidence(link="probit", scale=-1.0, votes=1, rng=rng()), "positive, not -1.0"),
+        (lambda: UniformMargin(p=0.0, rng=rng()), r"\(0, 1/2\], not 0.0"),
+        (lambda: UniformMargin(p=0.6, rng=rng()), r"\(0, 1/2\], not 0.6"),
+        (lambda: Confidence(link="probit", scale=-1.0, rng=rng()), "positive, not -1.0"),
+        (lambda: Confidence(link="tanh", scale=1.0, rng=rng()), "one of logistic, probit, arctan, not 'tanh'"),
     ],
 )
 def test_a_wrong_oracle_is_named(wrong: Any, words: str) -> None:
@@ -116,24 +121,24 @@ def test_a_wrong_oracle_is_named(wrong: Any, words: str) -> None:
 # What the reduction to k dimensions rests on
 
 
-def explicit(k: int, d: int, step: float, kind: str, seeds: int, seed: int) -> Run:
+def explicit(k: int, d: int, step: float, kind: str, seeds: int, seed: int) -> Outcome:
     """A run in R^d with a random A, nothing reduced."""
     matrix = np.linalg.qr(rng(seed).standard_normal((d, k)))[0].T.astype(np.float32)
     problem = Ridge(k, matrix)
     x = np.broadcast_to(problem.start().astype(np.float32), (seeds, d))
-    search = NCRS(x, step=step, directions=Directions(kind), rng=rng(seed + 1))
-    oracle = UniformMargin(advantage=0.5, votes=1, rng=rng(seed + 2))
-    return run(search, problem, oracle, target=0.1, budget=5_000)
+    search = Search(x, rule=NCRS(step=step), directions=Directions(kind), rng=rng(seed + 1))
+    oracle = UniformMargin(p=0.5, rng=rng(seed + 2))
+    return run(search, problem, oracle, votes=1, target=0.1, budget=5_000)
 
 
-def reduced(k: int, d: int, step: float, kind: str, seeds: int) -> Run:
+def reduced(k: int, d: int, step: float, kind: str, seeds: int) -> Outcome:
     start = np.broadcast_to(Ridge(k).start(), (seeds, k))
-    search = NCRS(start, step=step, directions=Directions(kind, ambient=d), rng=rng(77))
-    oracle = UniformMargin(advantage=0.5, votes=1, rng=rng(78))
-    return run(search, Ridge(k), oracle, target=0.1, budget=5_000)
+    search = Search(start, rule=NCRS(step=step), directions=Directions(kind, ambient=d), rng=rng(77))
+    oracle = UniformMargin(p=0.5, rng=rng(78))
+    return run(search, Ridge(k), oracle, votes=1, target=0.1, budget=5_000)
 
 
-def assert_same_distribution(first: Run, second: Run) -> None:
+def assert_same_distribution(first: Outcome, second: Outcome) -> None:
     assert stats.ttest_ind(first.pairs, second.pairs, equal_var=False).pvalue > 1e-3
     assert stats.ks_2samp(first.pairs, second.pairs).pvalue > 1e-3
 
