@@ -21,13 +21,15 @@ from pbrl.report.ledger import every_run, ledger
 from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
 from pbrl.report.tables import Bootstrap, names, select
+from pbrl.report.text import printable
+from pbrl.run.files import write_atomically
 
 
 def report(folders: Sequence[Path], output_folder: Path, bootstrap: Bootstrap) -> None:
     """Find the runs, say all about them, and write it."""
     runs, left_out = find(folders)
     if not runs:
-        reasons = "".join(f"\n  {folder}: {reason}" for folder, reason in left_out.items())
+        reasons = "".join(f"\n  {printable(str(folder))}: {reason}" for folder, reason in left_out.items())
         raise SystemExit(
             f"pbrl.report: no runs in {', '.join(map(str, folders))}; "
             f"a run is a folder with config.yaml and metrics.jsonl, which pbrl.train makes{reasons}"
@@ -51,9 +53,9 @@ def report(folders: Sequence[Path], output_folder: Path, bootstrap: Bootstrap) -
         for kind in ("agent", "task", "teacher")
         if (found := names(runs, kind))
     )
-    introduction = page.paragraph(f"{len(runs)} runs: {summary}.")
+    introduction = page.paragraph(f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {summary}.")
     introduction += "".join(page.paragraph(warning, "warning") for warning in warnings)
-    (output_folder / "index.html").write_text(page.page("pbrl report", introduction, sections), encoding="utf-8")
+    write_atomically(output_folder / "index.html", page.page("pbrl report", introduction, sections))
     for warning in warnings:
         output.say(warning)
     output.say(f"The page is {output_folder / 'index.html'}; figures and tables are beside it.", "bold")

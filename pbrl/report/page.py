@@ -7,6 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from pbrl.report.tables import Table
+from pbrl.report.text import printable
 
 STYLE = """
 :root { color-scheme: light; }
@@ -33,26 +34,30 @@ pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap; font-size: .85
 """
 
 
+def _escape(text: str) -> str:
+    return html.escape(printable(text))
+
+
 def table_html(table: Table) -> str:
     """With its title."""
 
     def line(kind: str, cells: Sequence[str]) -> str:
         left = ' class="key"'
-        tags = (f"<{kind}{left if i < table.keys else ''}>{html.escape(cell)}</{kind}>" for i, cell in enumerate(cells))
+        tags = (f"<{kind}{left if i < table.keys else ''}>{_escape(cell)}</{kind}>" for i, cell in enumerate(cells))
         return f"<tr>{''.join(tags)}</tr>\n"
 
     body = line("th", table.columns) + "".join(line("td", row) for row in table.rows)
-    return f'<h3>{html.escape(table.title)}</h3>\n<div class="wide"><table>{body}</table></div>\n'
+    return f'<h3>{_escape(table.title)}</h3>\n<div class="wide"><table>{body}</table></div>\n'
 
 
 def paragraph(text: str, kind: str = "") -> str:
     """Plain text; kind: warning or small."""
-    return f'<p class="{kind}">{html.escape(text)}</p>\n'
+    return f'<p class="{kind}">{_escape(text)}</p>\n'
 
 
 def listing(lines: Sequence[str]) -> str:
     """Commands, or anything else to copy."""
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>\n"
+    return f"<pre>{chr(10).join(map(_escape, lines))}</pre>\n"
 
 
 def figure(name: str, png: bytes, caption: str) -> str:
@@ -60,8 +65,8 @@ def figure(name: str, png: bytes, caption: str) -> str:
     source = base64.b64encode(png).decode()
     words = f"{caption} Files: figures/{name}.png, .svg."
     return (
-        f'<figure><div><img alt="{html.escape(name)}" src="data:image/png;base64,{source}"></div>'
-        f"<figcaption>{html.escape(words)}</figcaption></figure>\n"
+        f'<figure><div><img alt="{_escape(name)}" src="data:image/png;base64,{source}"></div>'
+        f"<figcaption>{_escape(words)}</figcaption></figure>\n"
     )
 
 
@@ -69,11 +74,11 @@ def tabs(group: str, contents: Mapping[str, str]) -> str:
     """One of several contents at a time, without a script."""
     parts = []
     for i, (label, content) in enumerate(contents.items()):
-        identity = html.escape(f"{group}-{i}")
+        identity = _escape(f"{group}-{i}")
         checked = " checked" if i == 0 else ""
         parts.append(
-            f'<input type="radio" name="{html.escape(group)}" id="{identity}"{checked}>'
-            f'<label for="{identity}">{html.escape(label)}</label><div>{content}</div>\n'
+            f'<input type="radio" name="{_escape(group)}" id="{identity}"{checked}>'
+            f'<label for="{identity}">{_escape(label)}</label><div>{content}</div>\n'
         )
     return f'<div class="tabs">{"".join(parts)}</div>\n'
 
@@ -81,13 +86,13 @@ def tabs(group: str, contents: Mapping[str, str]) -> str:
 def page(title: str, introduction: str, sections: Mapping[str, str]) -> str:
     """The whole page. It holds all it needs: no request leaves the machine."""
     identities = {heading: f"section-{i}" for i, heading in enumerate(sections)}
-    links = "".join(f'<a href="#{identity}">{html.escape(name)}</a>' for name, identity in identities.items())
+    links = "".join(f'<a href="#{identity}">{_escape(name)}</a>' for name, identity in identities.items())
     body = "".join(
-        f'<section id="{identities[name]}"><h2>{html.escape(name)}</h2>\n{content}</section>\n'
+        f'<section id="{identities[name]}"><h2>{_escape(name)}</h2>\n{content}</section>\n'
         for name, content in sections.items()
     )
     return (
-        f'<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8"><title>{_escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">\n<style>{STYLE}</style>'
-        f"</head><body>\n<h1>{html.escape(title)}</h1>\n{introduction}<nav>{links}</nav>\n{body}</body></html>\n"
+        f"</head><body>\n<h1>{_escape(title)}</h1>\n{introduction}<nav>{links}</nav>\n{body}</body></html>\n"
     )

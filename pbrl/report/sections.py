@@ -14,14 +14,14 @@ from pbrl.report.curves import AXES, draw_curves
 from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.provenance import commands, compare_versions, disagreements
-from pbrl.report.runs import Run
+from pbrl.report.runs import RecordedRun
 from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 
 FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
 EVALUATED = "Evaluated return: mean ± standard error over seeds of the last eval_return"
 
 
-def curves(runs: Sequence[Run], teacher: str, looks: figures.Looks, output: Output) -> str:
+def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output) -> str:
     """The paper's figure, against everything that one can pay with."""
     drawn = {}
     counts = Counter((run.task, run.agent) for run in runs).values()
@@ -41,7 +41,9 @@ def curves(runs: Sequence[Run], teacher: str, looks: figures.Looks, output: Outp
     return page.tabs(file_name("curves", teacher), drawn)
 
 
-def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output) -> str:
+def statistics(
+    runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+) -> str:
     """Aggregates, profiles and probabilities of improvement over tasks."""
     tasks = shared_tasks(runs)
     if not tasks:
@@ -87,7 +89,7 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
 
 
 def teacher_section(
-    runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+    runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
 ) -> str:
     """All about the runs with one teacher."""
     said = curves(runs, teacher, looks, output)
@@ -107,7 +109,7 @@ def teacher_section(
     return said
 
 
-def robustness_section(runs: Sequence[Run], bootstrap: Bootstrap, output: Output) -> str:
+def robustness_section(runs: Sequence[RecordedRun], bootstrap: Bootstrap, output: Output) -> str:
     """The matrix agent by teacher."""
     if RATIONAL not in names(runs, "teacher") or len(names(runs, "teacher")) < 2:
         return page.paragraph("It takes runs with the rational teacher and with another one: oracle=rational,...")
@@ -119,7 +121,7 @@ def robustness_section(runs: Sequence[Run], bootstrap: Bootstrap, output: Output
     return output.figure("robustness", figures.robustness(table), caption) + output.table(table, show=True)
 
 
-def made_section(runs: Sequence[Run]) -> str:
+def made_section(runs: Sequence[RecordedRun]) -> str:
     """What it takes to make this again; each teacher's section has the commands of its runs."""
     said = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
     said += page.paragraph("The commands that make the runs again, all together:")
@@ -128,7 +130,7 @@ def made_section(runs: Sequence[Run]) -> str:
     return said + page.listing(compare_versions([run.folder for run in runs]))
 
 
-def remarks(runs: Sequence[Run], left_out: Mapping[Path, str]) -> list[str]:
+def remarks(runs: Sequence[RecordedRun], left_out: Mapping[Path, str]) -> list[str]:
     """What a reader must know before anything else."""
     said = [
         f"Unfinished, used as far as it is: {run.folder} ({run.iterations} of {run.settings['iterations']} iterations)."

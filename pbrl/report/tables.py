@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pbrl.report import stats
-from pbrl.report.runs import Run
+from pbrl.report.runs import RecordedRun
 from pbrl.report.stats import Estimate
 from pbrl.types import Float64
 
@@ -42,22 +42,22 @@ class Table:
     keys: int = 1  # how many of the columns say what a row is about
 
 
-def names(runs: Iterable[Run], attribute: str) -> list[str]:
+def names(runs: Iterable[RecordedRun], attribute: str) -> list[str]:
     """All agents, tasks or teachers, in order."""
     return sorted({getattr(run, attribute) for run in runs})
 
 
-def select(runs: Iterable[Run], **wanted: str) -> list[Run]:
+def select(runs: Iterable[RecordedRun], **wanted: str) -> list[RecordedRun]:
     """The runs of an agent, task or teacher."""
     return [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
 
 
-def scores(runs: Sequence[Run], tasks: Sequence[str]) -> stats.Benchmark:
+def scores(runs: Sequence[RecordedRun], tasks: Sequence[str]) -> stats.Benchmark:
     """The score of each run, by task."""
     return [np.array([run.score for run in select(runs, task=task)]) for task in tasks]
 
 
-def shared_tasks(runs: Sequence[Run]) -> list[str]:
+def shared_tasks(runs: Sequence[RecordedRun]) -> list[str]:
     """Tasks that every agent has runs of: only over these are agents compared."""
     agents = names(runs, "agent")
     return [task for task in names(runs, "task") if names(select(runs, task=task), "agent") == agents]
@@ -77,7 +77,7 @@ def numbers(estimate: Estimate) -> dict[str, object]:
     return {"value": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
 
 
-def returns(runs: Sequence[Run], teacher: str, quantity: str, title: str) -> Table:
+def returns(runs: Sequence[RecordedRun], teacher: str, quantity: str, title: str) -> Table:
     """Mean and standard error of the runs' final or evaluated return: tasks by agents."""
     agents = names(runs, "agent")
     table = Table(quantity, title, ["task", *agents])
@@ -98,7 +98,7 @@ def returns(runs: Sequence[Run], teacher: str, quantity: str, title: str) -> Tab
     return table
 
 
-def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table:
+def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
     """Interquartile mean and optimality gap of every agent over the tasks that all have."""
     table = Table("aggregates", "Over all tasks", ["agent", "interquartile mean", "optimality gap", "runs"])
     tasks = shared_tasks(runs)
@@ -116,7 +116,7 @@ def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table
     return table
 
 
-def improvement(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table:
+def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
     """How probably a run of one agent beats a run of another, for every two agents that share a task."""
     table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"], keys=2)
     for first, second in combinations(names(runs, "agent"), 2):
@@ -130,7 +130,7 @@ def improvement(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Tabl
     return table
 
 
-def robustness(runs: Sequence[Run], bootstrap: Bootstrap) -> Table:
+def robustness(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Table:
     """Every agent's mean score with every teacher as a share of its own with the rational one, on shared tasks."""
     teachers = names(runs, "teacher")
     teachers.sort(key=lambda teacher: (teacher != RATIONAL, teacher))

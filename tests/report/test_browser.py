@@ -11,7 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.curves import AXES, curve, draw_curves
 from pbrl.report.figures import COLOURS, styles
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
-from pbrl.report.runs import Run, load
+from pbrl.report.runs import load
 
 
 def test_a_curve_is_the_mean_over_seeds_with_its_standard_error(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_where_only_some_seeds_have_got_the_curve_says_so(tmp_path: Path) -> Non
 def test_finished_runs_of_unequal_cost_are_compared_at_equal_cost(tmp_path: Path) -> None:
     slow = load(write_run(tmp_path, [0.0, 10.0, 20.0]))
     fast = load(write_run(tmp_path, [0.0, 10.0, 20.0], seed=1))
-    fast = Run(fast.folder, fast.settings, fast.teacher, {**fast.metrics, "seconds": np.array([2.0, 4.0, 6.0])})
+    fast = replace(fast, metrics={**fast.metrics, "seconds": np.array([2.0, 4.0, 6.0])})
     at, mean, _, complete = curve([slow, fast], "seconds")  # 3, 6, 9 seconds, and 2, 4, 6
     np.testing.assert_array_equal(at, [3, 6])
     np.testing.assert_array_equal(mean, [(0 + 5) / 2, (10 + 20) / 2])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 from pbrl.report.files import to_latex
