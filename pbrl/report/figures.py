@@ -104,7 +104,7 @@ def add_legend(figure: Figure, lines: Mapping[str, Any], notes: Sequence[str], *
             title="\n".join(wrapped) or None,
         )
         legend.get_title().set(color=WARNING, fontsize="small")
-    return 0.17 * len(wrapped) + 0.25 * rows
+    return 0.15 * len(wrapped) + 0.25 * rows + 0.05
 
 
 def _finish(figure: Figure, lines: Mapping[str, Any], *, title: str, notes: Sequence[str]) -> Figure:
@@ -147,6 +147,7 @@ def aggregates(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) 
                 if record["statistic"] == kind:
                     _dot(panel, record, agents.index(str(record["agent"])), looks[str(record["agent"])]["color"])
             panel.set(xlabel=label, ylim=(len(agents) - 0.5, -0.5))
+            panel.locator_params(axis="x", nbins=5)
             panel.set_yticks(range(len(agents)), map(short, agents))
         return _finish(figure, {}, title=title, notes=notes)
 

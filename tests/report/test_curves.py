@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from synthetic_runs import write_run
 
-from pbrl.report.curves import AXES, curve, draw_curves
+from pbrl.report.curves import AXES, _tick, curve, draw_curves
 from pbrl.report.figures import COLOURS, styles
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.runs import load
@@ -64,6 +65,47 @@ def test_a_figure_has_a_panel_for_each_task_and_a_line_for_each_agent(tmp_path: 
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ncrs", "zpg"]
     assert legend.get_title().get_text() == "beware"
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5])
+@pytest.mark.parametrize("notes", [[], ["Unequal budgets, bits per iteration: " + "an_agent 32, " * 30] * 4])
+def test_words_are_inside_the_figure_and_beside_the_panels(tmp_path: Path, tasks: int, notes: list[str]) -> None:
+    folders = [write_run(tmp_path, [1.0, 800.0], task=f"task_{i}", settings={"name": "n" * 90}) for i in range(tasks)]
+    runs = [load(folder) for folder in folders]
+    figure = draw_curves(runs, "seconds", styles(["n" * 90]), title="A title of many words " * 10, notes=notes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    (legend,) = figure.legends
+    texts = [panel.yaxis.label for panel in figure.axes] + [panel.xaxis.label for panel in figure.axes]
+    for artist in [legend, figure._suptitle, *(text for text in texts if text.get_text())]:  # type: ignore[attr-defined]
+        box = artist.get_window_extent(renderer)
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(panel.get_window_extent(renderer)) for panel in figure.axes)
+        if artist is not legend:
+            assert not box.overlaps(legend.get_window_extent(renderer))
+    assert min(panel.bbox.height for panel in figure.axes) > 150  # however many words there are
+
+
+@pytest.mark.parametrize("axis", [axis for axis in AXES if axis != "seconds"])
+def test_what_is_counted_has_whole_numbers_on_its_axis(tmp_path: Path, axis: str) -> None:
+    figure = draw_curves([load(write_run(tmp_path, [1.0, 2.0, 3.0]))], axis, styles(["ncrs"]), title="", notes=[])
+    FigureCanvasAgg(figure).draw()
+    ticks = [float(tick) for tick in figure.axes[0].get_xticks()]
+    assert ticks == [round(tick) for tick in ticks]
+    assert not [text for text in figure.axes[0].get_xticklabels() if "m" in text.get_text()]
+
+
+def test_large_numbers_are_short_on_an_axis() -> None:
+    assert [_tick(value) for value in (0, 0.5, 20, 1500, 2e6, 3.84e9)] == ["0", "0.5", "20", "1.5 k", "2 M", "3.84 G"]
+
+
+def test_an_agent_has_the_same_colour_in_every_report() -> None:
+    alone = {name: styles([name])[name] for name in ("ncrs", "zpg", "dpo", "ppo_rlhf", "random", "mine", "pebble")}
+    assert styles(list(alone)) == alone
 
 
 def test_every_agent_looks_different() -> None:
