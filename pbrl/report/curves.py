@@ -29,21 +29,33 @@ PANEL = (2.9, 1.8)  # inches, without the words around it
 THOUSANDS = {1e9: " G", 1e6: " M", 1e3: " k"}
 
 
-def curve(runs: Sequence[RecordedRun], axis: str) -> tuple[Float64, Float64, Float64, Bool]:
+def curve(
+    runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean"
+) -> tuple[Float64, Float64, Float64, Bool]:
     """Mean return and standard error at every cost, and whether all runs have reached it.
 
     The costs are those of the run that reached the highest; other runs are interpolated between their iterations.
     """
-    costs = [run.metrics[axis] for run in runs]
+    known = [np.isfinite(run.metrics[quantity]) for run in runs]
+    costs = [run.metrics[axis][each] for run, each in zip(runs, known, strict=True)]
+    values = [run.metrics[quantity][each] for run, each in zip(runs, known, strict=True)]
     farthest = max(costs, key=lambda cost: float(cost[-1]))
     at = farthest[farthest >= max(cost[0] for cost in costs)]
     if all(run.finished for run in runs):  # then the curve ends with the cheapest run
         at = at[at <= min(cost[-1] for cost in costs)]
-    returns = np.array([np.interp(at, run.metrics[axis], run.metrics["return_mean"], right=np.nan) for run in runs])
+    returns = np.array([np.interp(at, cost, value, right=np.nan) for cost, value in zip(costs, values, strict=True)])
     return at, np.nanmean(returns, axis=0), stats.standard_error(returns), np.isfinite(returns).all(axis=0)
 
 
-def draw_curves(runs: Sequence[RecordedRun], axis: str, looks: Looks, *, title: str, notes: Sequence[str]) -> Figure:
+def draw_curves(
+    runs: Sequence[RecordedRun],
+    axis: str,
+    looks: Looks,
+    *,
+    title: str,
+    notes: Sequence[str],
+    quantity: str = "return_mean",
+) -> Figure:
     """The paper's figure: a panel for each task, a line with its standard error for each agent."""
     tasks = names(runs, "task")
     columns = min(3, len(tasks))
@@ -58,7 +70,7 @@ def draw_curves(runs: Sequence[RecordedRun], axis: str, looks: Looks, *, title: 
             panel.set_title(short(task), y=1.0)
             for agent in names(select(runs, task=task), "agent"):
                 group = select(runs, task=task, agent=agent)
-                lines[agent] = _draw_curve(panel, *curve(group, axis), looks[agent])
+                lines[agent] = _draw_curve(panel, *curve(group, axis, quantity), looks[agent])
             panel.set_ylim(bottom=min(0.0, panel.dataLim.y0))
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=axis != "seconds"))
             panel.xaxis.set_major_formatter(_tick)

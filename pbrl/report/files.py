@@ -21,7 +21,13 @@ from pbrl.report.tables import Table
 from pbrl.report.text import digest, printable
 from pbrl.run.files import write_atomically
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+}
 LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
@@ -96,8 +102,8 @@ def _part(table: Table, numbers: Sequence[int]) -> rich_table.Table:
     shown = rich_table.Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number in numbers:
         shown.add_column(Text(printable(table.columns[number])), justify="right" if number >= table.keys else "left")
-    for row in table.rows:
-        shown.add_row(*(Text(printable(row[number])) for number in numbers))  # as Text, brackets are not markup
+    for i, row in enumerate(table.rows):  # as Text, brackets are not markup
+        shown.add_row(*(Text(printable(row[n]), "bold" if (i, n) in table.best else "") for n in numbers))
     return shown
 
 
@@ -123,11 +129,13 @@ def _cell(value: object) -> object:
 def to_latex(table: Table) -> str:
     """A tabular that needs no package."""
 
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join("".join(LATEX.get(c, c) for c in printable(cell)) for cell in cells) + r" \\"
+    def line(cells: Sequence[str], row: int = -1) -> str:
+        escaped = ["".join(LATEX.get(c, c) for c in printable(cell)) for cell in cells]
+        bold = [rf"\textbf{{{cell}}}" if (row, i) in table.best else cell for i, cell in enumerate(escaped)]
+        return " & ".join(bold) + r" \\"
 
     columns = "l" * table.keys + "r" * (len(table.columns) - table.keys)
-    body = "\n".join(line(row) for row in table.rows)
+    body = "\n".join(line(cells, row) for row, cells in enumerate(table.rows))
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(table.columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
     )

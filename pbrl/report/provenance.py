@@ -69,8 +69,9 @@ def upgrade(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     for group in GROUPS:
         if group not in names:
             name = names[group] = _preset_by_folder(group, upgraded, folder)
-            if name in presets()[group]:
-                upgraded[group] = _with_defaults(upgraded[group], presets()[group][name], upgraded, group)
+            preset = presets()[group].get(name, {})
+            if preset.get("_target_") == upgraded[group]["_target_"]:
+                upgraded[group] = _with_defaults(upgraded[group], preset, upgraded, group)
     task = names.setdefault("env", str(upgraded["env"].get("name")))
     upgraded["choices"] = names
     if task in run_settings.choices("env"):

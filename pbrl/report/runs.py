@@ -76,9 +76,19 @@ class RecordedRun:
         return float(next((value for value in evaluations[::-1] if np.isfinite(value)), np.nan))
 
     @property
+    def maximum(self) -> float:
+        """The highest return that is possible in the task."""
+        return MAXIMUM_REWARD * (self.settings["env"].get("steps") or STEPS)
+
+    @property
     def score(self) -> float:
         """The final return as a share of the task's maximum."""
-        return self.final_return / (MAXIMUM_REWARD * (self.settings["env"].get("steps") or STEPS))
+        return self.final_return / self.maximum
+
+    @property
+    def scores(self) -> Float64:
+        """The return of every iteration as a share of the task's maximum."""
+        return self.metrics["return_mean"] / self.maximum
 
 
 class NotARunError(ValueError):

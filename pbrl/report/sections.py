@@ -1,7 +1,8 @@
-"""What a report says, section by section, as HTML; the files are written on the way."""
+"""The sections of a report as HTML. Their figures and tables are written to files at the same time."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections import Counter
@@ -17,12 +18,13 @@ from pbrl.report.provenance import commands, compare_versions, disagreements
 from pbrl.report.runs import RecordedRun
 from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 
-FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
-EVALUATED = "Evaluated return: mean ± standard error over seeds of the last eval_return"
+FINAL = "Final return: mean over seeds of the last tenth of return_mean"
+EVALUATED = "Evaluated return: mean over seeds of the last eval_return"
+RETURNS_NOTE = "Bold: the highest mean of a task. ≈: the mean is within the interval of the highest."
 
 
 def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output) -> str:
-    """The paper's figure, against everything that one can pay with."""
+    """The paper's figure, against each kind of cost."""
     drawn = {}
     counts = Counter((run.task, run.agent) for run in runs).values()
     seeds = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
@@ -31,13 +33,18 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
         title = f"Return against {label}, {teacher} teacher"
         caption = (
             f"Mean of return_mean over {seeds} seeds; shaded, its standard error (none for one seed); dotted, where "
-            "only some seeds have got."
+            "only some seeds have come."
         )
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
         figure = draw_curves(runs, axis, looks, title=title, notes=notes)
         warnings = "".join(page.paragraph(note, "warning") for note in notes)
         drawn[label] = warnings + output.figure(file_name("curves", axis, teacher), figure, caption)
+    if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
+        title = f"Evaluated return, {teacher} teacher"
+        figure = draw_curves(evaluated, "iteration", looks, title=title, notes=[], quantity="eval_return")
+        caption = "Mean of eval_return, of the policy's mean actions, over seeds; shaded, its standard error."
+        drawn["evaluation"] = output.figure(file_name("evaluation", teacher), figure, caption)
     return page.tabs(file_name("curves", teacher), drawn)
 
 
@@ -89,14 +96,21 @@ def statistics(
 
 
 def teacher_section(
-    runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+    runs: Sequence[RecordedRun],
+    teacher: str,
+    looks: figures.Looks,
+    bootstrap: Bootstrap,
+    output: Output,
+    threshold: float,
 ) -> str:
-    """All about the runs with one teacher."""
+    """Everything about the runs with one teacher."""
     said = curves(runs, teacher, looks, output)
-    said += output.table(tables.returns(runs, teacher, "final_return", FINAL), teacher, show=True)
-    said += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED), teacher)
+    said += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
+    said += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
+    said += page.paragraph(RETURNS_NOTE, "small")
     if any(not run.finished for run in runs):
-        said += page.paragraph("* with unfinished runs, as far as they are", "small")
+        said += page.paragraph("*: with unfinished runs, as far as they are recorded.", "small")
+    said += output.table(tables.speed(runs, teacher, threshold, bootstrap), teacher)
     said += statistics(runs, teacher, looks, bootstrap, output)
     said += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
     if differing := disagreements([(run.agent, run.settings) for run in runs]):

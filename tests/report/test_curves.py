@@ -53,6 +53,15 @@ def test_one_seed_has_a_curve_without_a_band(tmp_path: Path) -> None:
     assert np.isnan(error).all()
 
 
+def test_evaluations_have_a_curve_of_their_own(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, returns, seed=seed)) for seed, returns in enumerate([[0.0, 10.0], [2.0, 20.0]])]
+    at, mean, error, complete = curve(runs, "iteration", "eval_return")  # only of the last iteration
+    np.testing.assert_array_equal(at, [1])
+    np.testing.assert_array_equal(mean, [25])
+    np.testing.assert_allclose(error, [5])
+    assert complete.all()
+
+
 @pytest.mark.parametrize("axis", AXES)
 def test_a_figure_has_a_panel_for_each_task_and_a_line_for_each_agent(tmp_path: Path, axis: str) -> None:
     tasks = ["walker_walk", "cheetah_run", "hopper_hop", "fish_swim"]
