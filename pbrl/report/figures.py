@@ -25,7 +25,7 @@ Looks = Mapping[str, Mapping[str, Any]]  # by agent
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that is invisible on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 DASHES = ["-", "--", "-."]
-# These agents have the same colour in every report, whoever they are compared with.
+# These agents have the same colour in every report.
 OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "random": 6}
 WARNING = "#B03A00"
 THRESHOLDS = np.linspace(0.0, 1.0, 101)
@@ -55,7 +55,7 @@ def render(figure: Figure, name: str) -> Drawing:
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure.set_dpi(130)
         FigureCanvasAgg(figure).print_png(png)  # type: ignore[no-untyped-call]
-        figure.set_layout_engine("none")  # it has done its work
+        figure.set_layout_engine("none")  # the layout is done
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return Drawing(png.getvalue(), svg.getvalue())
 
@@ -117,7 +117,7 @@ def _finish(figure: Figure, lines: Mapping[str, Any], *, title: str, notes: Sequ
 def profiles(
     runs: Sequence[RecordedRun], looks: Looks, bootstrap: Bootstrap, *, title: str, notes: Sequence[str]
 ) -> Figure:
-    """Performance profiles: the share of runs that score more than each threshold, over the tasks that all have."""
+    """Performance profiles: the share of runs above each score, over the tasks that all agents have."""
     tasks = shared_tasks(runs)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 3.9), layout="constrained")
@@ -153,7 +153,7 @@ def aggregates(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) 
 
 
 def improvement(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) -> Figure:
-    """The probability that one agent beats another, for every two."""
+    """The probability that one agent beats another, for every two agents."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.5, 1.6 + 0.32 * len(table.records)), layout="constrained")
         panel = figure.subplots()

@@ -1,4 +1,4 @@
-"""What runs were charged, and whether agents that are compared were charged the same."""
+"""The costs of runs, and notes where agents that are compared had unequal budgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EQUAL = 1.01  # budgets that differ by no more than this factor are called equal
 
 
 def ledger(runs: Sequence[RecordedRun]) -> Table:
-    """What an agent was charged for a run on average, in all and per iteration."""
+    """What a run of each agent cost on average, in total and per iteration."""
     headings = ["teacher", "agent", "runs", "iterations", *(charge.replace("_", " ") for charge in CHARGES)]
     table = Table("ledger", "What was charged, mean per run (per iteration)", headings, keys=2)
     for teacher in names(runs, "teacher"):
@@ -44,12 +44,12 @@ def every_run(runs: Sequence[RecordedRun]) -> Table:
 
 
 def unequal_lengths(runs: Sequence[RecordedRun]) -> list[str]:
-    """A note if agents have run for unequal numbers of iterations, or none."""
+    """A note if agents ran for different numbers of iterations; otherwise empty."""
     return _notes(runs, "iterations", lambda run: run.iterations)
 
 
 def unequal_budgets(runs: Sequence[RecordedRun], axis: str) -> list[str]:
-    """Notes of what agents were charged unequally for at the same place of an axis; for seconds, per iteration."""
+    """Notes on costs that differ between agents at the same point of an axis; for seconds, per iteration."""
     unit = UNITS.get(axis, "iteration")
     notes = []
     for charge in CHARGES:
@@ -65,7 +65,7 @@ def _per(run: RecordedRun, charge: str, axis: str) -> float:
 
 
 def _notes(runs: Sequence[RecordedRun], what: str, measure: Callable[[RecordedRun], float]) -> list[str]:
-    """One note for each set of tasks on which agents, on average over seeds, differ in the same way."""
+    """One note for each set of tasks on which agents differ in the same way, on average over seeds."""
     found: dict[str, list[str]] = {}
     for task in names(runs, "task"):
         rates: dict[str, float] = {}

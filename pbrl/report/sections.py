@@ -33,7 +33,7 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
         title = f"Return against {label}, {teacher} teacher"
         caption = (
             f"Mean of return_mean over {seeds} seeds; shaded, its standard error (none for one seed); dotted, where "
-            "only some seeds have come."
+            "only some seeds have got that far."
         )
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
@@ -60,39 +60,39 @@ def statistics(
     if apart := [task for task in names(runs, "task") if task not in tasks]:
         notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
 
-    def how(title: str) -> dict[str, Any]:
+    def words(title: str) -> dict[str, Any]:
         return {"notes": notes, "title": f"{title}, {teacher} teacher"}
 
-    said = "".join(page.paragraph(note, "warning") for note in notes)
-    said += page.paragraph(
+    html = "".join(page.paragraph(note, "warning") for note in notes)
+    html += page.paragraph(
         "Scores are final returns divided by the task's maximum (1000, or env.steps). Intervals are 95 %, from a boot"
         f"strap stratified by task ({bootstrap.resamples} resamples, seed {bootstrap.seed}), widened for few seeds.",
         "small",
     )
     table = tables.aggregates(runs, teacher, bootstrap)
-    said += output.table(table, teacher, show=True)
+    html += output.table(table, teacher, show=True)
     for note in notes:
         output.say(note)
-    said += output.figure(
+    html += output.figure(
         file_name("aggregates", teacher),
-        figures.aggregates(table, looks, **how("Scores over all tasks")),
+        figures.aggregates(table, looks, **words("Scores over all tasks")),
         "Interquartile mean: of the middle half of all runs. Optimality gap: how far runs stay below the maximum.",
     )
-    said += output.figure(
+    html += output.figure(
         file_name("profiles", teacher),
-        figures.profiles(runs, looks, bootstrap, **how("Performance profiles")),
+        figures.profiles(runs, looks, bootstrap, **words("Performance profiles")),
         "Performance profiles: the share of runs that score more than τ, shaded pointwise.",
     )
     table = tables.improvement(runs, teacher, bootstrap)
-    said += output.table(table, teacher)
+    html += output.table(table, teacher)
     if table.rows:
-        said += output.figure(
+        html += output.figure(
             file_name("improvement", teacher),
-            figures.improvement(table, looks, **how("Probability of improvement")),
+            figures.improvement(table, looks, **words("Probability of improvement")),
             "How probably a run of the first agent beats a run of the second on a random task. Where no runs overlap, "
             "nothing varies: an interval without width then says only that these few runs do not overlap.",
         )
-    return said
+    return html
 
 
 def teacher_section(
@@ -104,59 +104,60 @@ def teacher_section(
     threshold: float,
 ) -> str:
     """Everything about the runs with one teacher."""
-    said = curves(runs, teacher, looks, output)
-    said += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
-    said += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
-    said += page.paragraph(RETURNS_NOTE, "small")
+    html = curves(runs, teacher, looks, output)
+    html += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
+    html += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
+    html += page.paragraph(RETURNS_NOTE, "small")
     if any(not run.finished for run in runs):
-        said += page.paragraph("*: with unfinished runs, as far as they are recorded.", "small")
-    said += output.table(tables.speed(runs, teacher, threshold, bootstrap), teacher)
-    said += statistics(runs, teacher, looks, bootstrap, output)
-    said += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
+        html += page.paragraph("*: with unfinished runs, as far as they are recorded.", "small")
+    html += output.table(tables.speed(runs, teacher, threshold, bootstrap), teacher)
+    html += statistics(runs, teacher, looks, bootstrap, output)
+    html += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
     if differing := disagreements([(run.agent, run.settings) for run in runs]):
-        said += "<h3>Settings in which they differ</h3>\n" + page.listing(
+        html += "<h3>Settings in which they differ</h3>\n" + page.listing(
             [
                 f"{setting}: " + "; ".join(f"{value} ({', '.join(agents)})" for value, agents in values.items())
                 for setting, values in differing.items()
             ]
         )
-    return said
+    return html
 
 
 def robustness_section(runs: Sequence[RecordedRun], bootstrap: Bootstrap, output: Output) -> str:
-    """The matrix agent by teacher."""
+    """How much agents lose with other teachers than the rational one."""
     if RATIONAL not in names(runs, "teacher") or len(names(runs, "teacher")) < 2:
-        return page.paragraph("It takes runs with the rational teacher and with another one: oracle=rational,...")
+        return page.paragraph("This needs runs with the rational teacher and with another one: oracle=rational,...")
     table = tables.robustness(runs, bootstrap)
     caption = (
-        "An agent's mean score over tasks as a share of its own with the rational teacher, on tasks that it has runs "
-        "of with both."
+        "An agent's mean score over tasks, divided by its mean score with the rational teacher, on the tasks that it "
+        "has runs of with both."
     )
     return output.figure("robustness", figures.robustness(table), caption) + output.table(table, show=True)
 
 
 def made_section(runs: Sequence[RecordedRun]) -> str:
-    """What it takes to make this again; each teacher's section has the commands of its runs."""
-    said = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
-    said += page.paragraph("The commands that make the runs again, all together:")
-    said += page.listing(commands(run.settings for run in runs))
-    said += page.paragraph("Versions that this report was made with, and those of the runs (how many of them):")
-    return said + page.listing(compare_versions([run.folder for run in runs]))
+    """How to repeat the report and its runs, and with which versions they were made."""
+    html = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
+    html += page.paragraph("The commands that repeat all runs:")
+    html += page.listing(commands(run.settings for run in runs))
+    html += page.paragraph("Versions of this report, and those of the runs with the number of runs:")
+    return html + page.listing(compare_versions([run.folder for run in runs]))
 
 
 def remarks(runs: Sequence[RecordedRun], left_out: Mapping[Path, str]) -> list[str]:
-    """What a reader must know before anything else."""
-    said = [
-        f"Unfinished, used as far as it is: {run.folder} ({run.iterations} of {run.settings['iterations']} iterations)."
+    """Warnings that come first: unfinished runs, folders left out, runs of one name with different settings."""
+    found = [
+        f"Unfinished, used as far as it is recorded: {run.folder} "
+        f"({run.iterations} of {run.settings['iterations']} iterations)."
         for run in runs
         if not run.finished
     ]
-    said += [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
+    found += [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
     mixed: dict[tuple[str, str], str] = {}
     for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs}):
         group = select(runs, agent=agent, task=task, teacher=teacher)
         for setting, values in disagreements([(str(run.folder), run.settings) for run in group]).items():
             each = "; ".join(f"{value} in {folders[0]}" for value, folders in values.items())
             mixed.setdefault((agent, setting), f"{setting} ({each})")
-    said += [f"Runs called {agent} differ in {what}: give them different names." for (agent, _), what in mixed.items()]
-    return said
+    found += [f"Runs called {agent} differ in {what}: give them different names." for (agent, _), what in mixed.items()]
+    return found

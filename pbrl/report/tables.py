@@ -32,7 +32,7 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as shown, and the numbers behind it."""
+    """A table as it is shown, and the numbers behind it."""
 
     name: str  # of its files
     title: str
@@ -171,7 +171,7 @@ def _number(value: object) -> float:
 
 
 def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
-    """Interquartile mean and optimality gap of every agent over the tasks that all have."""
+    """Interquartile mean and optimality gap of every agent, over the tasks that all agents have."""
     table = Table("aggregates", "Over all tasks", ["agent", "interquartile mean", "optimality gap", "runs"])
     tasks = shared_tasks(runs)
     middles: list[float] = []
@@ -193,7 +193,7 @@ def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
 
 
 def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
-    """How probably a run of one agent beats a run of another, for every two agents that share a task."""
+    """The probability that a run of one agent beats a run of another, for every two agents that share a task."""
     table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"], keys=2)
     for first, second in combinations(names(runs, "agent"), 2):
         two = select(runs, agent=first) + select(runs, agent=second)
@@ -207,7 +207,7 @@ def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap)
 
 
 def robustness(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Table:
-    """Every agent's mean score with every teacher as a share of its own with the rational one, on shared tasks."""
+    """Mean scores with each teacher, as a share of the same agent's with the rational one, on shared tasks."""
     teachers = names(runs, "teacher")
     teachers.sort(key=lambda teacher: (teacher != RATIONAL, teacher))
     table = Table("robustness", "Final return relative to the rational teacher", ["agent", *teachers])

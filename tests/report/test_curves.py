@@ -131,7 +131,9 @@ def test_equal_budgets_need_no_note(tmp_path: Path) -> None:
 
 def test_unequal_budgets_are_named_at_the_same_place_of_an_axis(tmp_path: Path) -> None:
     runs = [load(write_run(tmp_path, [1.0, 2.0])), load(write_run(tmp_path, [1.0, 2.0], agent="zpg", experts=10))]
-    runs.append(load(write_run(tmp_path, [1.0, 2.0], task="cheetah_run")))  # where nobody is to be compared with
+    runs.append(
+        load(write_run(tmp_path, [1.0, 2.0], task="cheetah_run"))
+    )  # where there is no other agent to compare with
     note = "Unequal budgets, bits per iteration: ncrs 32, zpg 320 (walker_walk)."
     assert unequal_budgets(runs, "iteration") == unequal_budgets(runs, "seconds") == [note]
     assert unequal_budgets(runs, "pairs_asked") == [

@@ -199,7 +199,7 @@ def test_versions_are_noted_once_for_each_change(tmp_path: Path, monkeypatch: py
     assert line == f"numpy 9.9; runs: {noted[0]['numpy']} (1), 9.9 (1), not noted (1)"
 
 
-def test_a_damaged_note_stops_nobody(tmp_path: Path) -> None:
+def test_damaged_notes_of_versions_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "versions.json").write_text("[{")
     note_versions(tmp_path)
     assert len(json.loads((tmp_path / "versions.json").read_text())) == 1

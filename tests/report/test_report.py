@@ -142,7 +142,7 @@ def test_one_seed_of_one_agent_on_one_task_has_no_intervals(tmp_path: Path, repo
     assert "0.002 (one seed: no interval)" in printed
     page = (tmp_path / "elsewhere" / "index.html").read_text()
     assert "Unequal budgets" not in page
-    assert "It takes runs with the rational teacher" in page
+    assert "This needs runs with the rational teacher" in page
     (row,) = rows(tmp_path / "elsewhere" / "tables" / "final_return.csv")
     assert row["standard_error"] == ""
     assert not list((tmp_path / "elsewhere").glob("figures/improvement*"))
@@ -157,7 +157,9 @@ def test_unfinished_broken_and_mixed_runs_are_named(tmp_path: Path, report: Comm
     printed = report(tmp_path, ".")
     page = (tmp_path / "report" / "index.html").read_text()
     for said in (" ".join(printed.split()), page):
-        assert f"Unfinished, used as far as it is: {unfinished.relative_to(tmp_path)} (2 of 3 iterations)" in said
+        assert (
+            f"Unfinished, used as far as it is recorded: {unfinished.relative_to(tmp_path)} (2 of 3 iterations)" in said
+        )
         assert f"Left out: {broken.relative_to(tmp_path)}: " in said
         assert "Runs called ncrs differ in agent.votes (32 in " in said
         assert f"16 in {mixed.relative_to(tmp_path)}" in said
