@@ -1,9 +1,9 @@
-"""Is all well here? Versions, disk, cores, physics, pictures, wandb; and what to do about what is not.
+"""Check this machine: versions, disk, cores, physics, pictures and wandb, with advice for every problem.
 
     python -m pbrl.doctor
 
-It asks nothing, contacts nobody, and leaves nothing behind. Its exit code is 1 if something is in the way of training.
-Little is imported before it is looked at, so that a broken package is a line in the table.
+It asks no questions, uses no network and leaves no files. Its exit code is 1 if there is a problem that prevents
+training. Packages are imported only when they are checked, so that a broken package is a line in the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LITTLE, TOO_LITTLE = 1e9, 5e7  # bytes of free space; a run leaves some millions
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     status: Status
     what: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 def declared() -> tuple[str, list[Requirement], dict[str, list[Requirement]]]:
-    """What pyproject.toml declares: the range of Python, what is required, and what each extra adds."""
+    """What pyproject.toml declares: the range of Python, the required packages, and those that each extra adds."""
     try:
         about = metadata.metadata("pbrl")
         python, extras = about["Requires-Python"], about.get_all("Provides-Extra") or []
@@ -69,7 +69,7 @@ def declared() -> tuple[str, list[Requirement], dict[str, list[Requirement]]]:
 
 
 def trouble(requirement: Requirement) -> str:
-    """What is wrong with a package; nothing if it is installed in a version that will do."""
+    """What is wrong with a package; empty if it is installed in a suitable version."""
     try:
         installed = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
@@ -78,12 +78,12 @@ def trouble(requirement: Requirement) -> str:
 
 
 def install(requirements: Iterable[Requirement]) -> str:
-    """The command."""
+    """The command that installs these packages."""
     return " ".join(["pip install", *(f"'{each.name}{each.specifier}'" for each in requirements)])
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages, against the declared ranges."""
+    """Compare Python and the packages with the declared ranges."""
     python, required, _ = declared()
     fits = SpecifierSet(python).contains(platform.python_version(), prereleases=True)
     advice = "" if fits else f"make an environment with a Python {python}"
@@ -98,7 +98,7 @@ def versions() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """What can be installed on top."""
+    """Optional packages."""
     for extra, requirements in declared()[2].items():
         missing = [each for each in requirements if trouble(each)]
         found = ", ".join(f"{each.name} {trouble(each)}" for each in missing) or "installed"
@@ -106,41 +106,45 @@ def extras() -> Iterator[Finding]:
 
 
 def names() -> Iterator[Finding]:
-    """Packages that would be imported for ours from another folder; that ours are found here, pbrl has seen to."""
+    """Other packages called agents, oracles or conf, which may be imported in place of pbrl's."""
     distributions = metadata.packages_distributions()
     others = {name: {*distributions.get(name, ())} - {"pbrl"} for name in ("agents", "oracles", "conf")}
     for name, owners in others.items():
         for owner in sorted(owners):
             advice = f"pip uninstall {owner}, or keep it in an environment of its own"
-            yield Finding("warning", "names", f"{owner} brings a package `{name}`, too: one hides the other", advice)
+            yield Finding(
+                "warning", "names", f"{owner} also has a package `{name}`: one of the two hides the other", advice
+            )
     if not any(others.values()):
         yield Finding("ok", "names", "agents, oracles and conf are pbrl's own")
 
 
 def folder() -> Iterator[Finding]:
-    """Can a run be written here?"""
+    """Check that a run can be written to this folder."""
     here = Path.cwd()
     try:
         with tempfile.TemporaryFile(dir=here) as file:
             file.write(b"pbrl")
     except OSError as error:
-        yield Finding("problem", "folder", f"{here} cannot be written: {error.strerror}", "go to one that can")
+        yield Finding("problem", "folder", f"{here} cannot be written: {error.strerror}", "change to another folder")
         return
     free = shutil.disk_usage(here).free
     status: Status = "problem" if free < TOO_LITTLE else "warning" if free < LITTLE else "ok"
-    advice = "" if status == "ok" else "make room, or go to another disk: a run keeps checkpoints and all comparisons"
+    advice = (
+        "" if status == "ok" else "free some space, or use another disk: a run keeps checkpoints and all comparisons"
+    )
     yield Finding(status, "folder", f"{here} can be written, {free / 1e9:.1f} GB are free", advice)
 
 
 def quota() -> float | None:
-    """How many cores' worth of time Linux grants this container; None if there is no limit."""
+    """How many cores this container may use, by its cgroup; None if there is no limit."""
     limit = Path("/sys/fs/cgroup/cpu.max")
     share, _, period = limit.read_text().partition(" ") if limit.exists() else ("max", "", "")
     return None if share == "max" else int(share) / int(period)
 
 
 def cores() -> Iterator[Finding]:
-    """How much can be done at once?"""
+    """Count cores and threads."""
     import torch
 
     from pbrl.simulation import simulator
@@ -151,15 +155,15 @@ def cores() -> Iterator[Finding]:
     yield Finding("ok", "cores", found, "a run takes one thread per core for both; threads=N for less")
     allowed = quota()
     if allowed is not None and allowed < count:
-        advice = f"set threads={max(1, round(allowed))}: more would only wait for each other"
+        advice = f"set threads={max(1, round(allowed))}: more threads would only wait for each other"
         yield Finding("warning", "cores", f"this container may use {allowed:.1f} of them", advice)
     if os.getloadavg()[0] > count:
-        advice = "runs share the cores with others and take longer; what they compute is the same"
-        yield Finding("warning", "cores", f"they are busy: {os.getloadavg()[0]:.1f} processes want to run", advice)
+        advice = "runs take longer, because they share the cores; their results are the same"
+        yield Finding("warning", "cores", f"busy: {os.getloadavg()[0]:.1f} processes want to run", advice)
 
 
 def simulation() -> Iterator[Finding]:
-    """Does the physics run, how fast, and is it dm_control's?"""
+    """Check that the physics equals dm_control's, and measure its speed."""
     import numpy as np
 
     from pbrl.policy import GaussianPolicy
@@ -172,9 +176,9 @@ def simulation() -> Iterator[Finding]:
     ours, theirs = (
         each.collect(policy, parameters, rows[:2], iteration=0, keep=["observations"]) for each in (fast, plain)
     )
-    # NumPy's exponential, which dm_control's reward is made of, rounds differently on different processors.
+    # NumPy's exponential, which dm_control's rewards use, rounds differently on different processors.
     equal = np.allclose(ours.task_rewards, theirs.task_rewards, rtol=0, atol=1e-14)
-    equal = equal and np.array_equal(ours.observations, theirs.observations)  # type: ignore[arg-type]  # they are kept
+    equal = equal and np.array_equal(ours.observations, theirs.observations)  # type: ignore[arg-type]  # kept, so not None
     advice = "" if equal else "results will not be comparable: try the versions in constraints.txt, and report it"
     found = f"2 x {fast.steps} steps of walker_walk {'equal' if equal else 'differ from'} dm_control's"
     yield Finding("ok" if equal else "problem", "parity", found, advice)
@@ -187,7 +191,7 @@ def simulation() -> Iterator[Finding]:
 
 
 def pictures() -> Iterator[Finding]:
-    """Can pbrl.play draw and write?"""
+    """Check that pbrl.play can draw and write videos."""
     from pbrl.simulation import video
 
     named = os.environ.get("MUJOCO_GL")
@@ -202,11 +206,9 @@ def pictures() -> Iterator[Finding]:
 
 
 def wandb() -> Iterator[Finding]:
-    """Will runs appear in wandb? Nobody is asked, and no key is shown."""
+    """Check whether wandb is logged in, without network and without showing a key."""
     if trouble(Requirement("wandb")):
-        yield Finding(
-            "ok", "wandb", "not installed; the record is complete without", "pip install wandb to mirror runs"
-        )
+        yield Finding("ok", "wandb", "not installed; runs are recorded without it", "pip install wandb to mirror runs")
         return
     if mode := os.environ.get("WANDB_MODE"):
         yield Finding("ok", "wandb", f"WANDB_MODE is {mode}")
@@ -217,7 +219,7 @@ def wandb() -> Iterator[Finding]:
     try:
         known = "WANDB_API_KEY" in os.environ or (file is not None and bool(netrc.netrc(file).authenticators(host)))
     except (netrc.NetrcParseError, OSError) as error:
-        yield Finding("warning", "wandb", f"{file} cannot be read: {error}", "put it right, then `wandb login`")
+        yield Finding("warning", "wandb", f"{file} cannot be read: {error}", "correct the file, then `wandb login`")
         return
     advice = "`wandb login`; or wandb.mode=disabled, if you do not want it"
     yield (
@@ -228,19 +230,19 @@ def wandb() -> Iterator[Finding]:
 
 
 def examine(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What a check finds; that it fails is a finding, too."""
+    """The findings of a check; if the check itself fails, that is a finding."""
     try:
         return list(check())
     except Exception as error:
-        advice = "see to the problems above first; then report it, with this table"
+        advice = "solve the problems above first; if it stays, report it with this table"
         return [Finding("problem", check.__name__, f"{type(error).__name__}: {error}", advice)]
 
 
 def main() -> None:
-    """Look at everything, and say so."""
+    """Run all checks and print their findings."""
     console, findings = Console(), []
     for check in (versions, extras, names, folder, cores, simulation, pictures, wandb):
-        with console.status(f"looking at {check.__name__}"):
+        with console.status(f"checking {check.__name__}"):
             findings += examine(check)
     table = Table("", "", "found", "what to do", title="pbrl.doctor")
     for each in findings:

@@ -1,7 +1,8 @@
-"""What the doctor finds, and what it says about it."""
+"""The findings of pbrl.doctor, and its advice."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from importlib import metadata
@@ -79,7 +80,7 @@ def test_other_packages_of_our_names_are_found(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     (finding,) = doctor.names()
     assert finding.status == "warning"
-    assert finding.found.startswith("openai-agents brings a package `agents`, too")
+    assert finding.found.startswith("openai-agents also has a package `agents`")
     assert finding.advice.startswith("pip uninstall openai-agents")
 
 
@@ -109,7 +110,9 @@ def test_the_physics_is_compared_with_dm_controls(monkeypatch: pytest.MonkeyPatc
     def slightly_off(self: Simulator, *arguments: Any, **how: Any) -> Any:
         trajectories = collect(self, *arguments, **how)
         if self.native:
-            trajectories.task_rewards[0, 5] += 1e-12
+            rewards = trajectories.task_rewards.copy()
+            rewards[0, 5] += 1e-12
+            return dataclasses.replace(trajectories, task_rewards=rewards)
         return trajectories
 
     monkeypatch.setattr(Simulator, "collect", slightly_off)
@@ -188,7 +191,7 @@ def test_cores_and_the_limits_of_a_container_are_seen(monkeypatch: pytest.Monkey
     fine, limited, busy = doctor.cores()
     assert fine.found.startswith("8 of ")
     assert "threads=2" in limited.advice
-    assert busy.found == "they are busy: 9.5 processes want to run"
+    assert busy.found == "busy: 9.5 processes want to run"
     monkeypatch.setattr("os.getloadavg", lambda: (1.0, 0.0, 0.0))
     monkeypatch.setattr(doctor, "quota", lambda: None)
     assert statuses(doctor.cores()) == [("ok", "cores")]

@@ -1,9 +1,10 @@
 """From runs to figures, tables and one HTML page.
 
-    python -m pbrl.report runs/ [more folders]
+    python -m pbrl.report runs/ [more folders] [--agents ncrs,zpg] [--tasks walker_walk] [--title "My runs"]
 
 A run's final return is the mean of the last tenth of its `return_mean`. Runs are told apart by task, agent (`name` in
-their settings), teacher (the oracle's settings) and seed. Unfinished ones count as far as they are, and are marked.
+their settings), teacher (the oracle's preset and what was changed of it) and seed. Unfinished runs count as far as
+they are recorded, and are marked. A folder that cannot be used is named with the reason and left out.
 """
 
 from __future__ import annotations
@@ -20,26 +21,44 @@ from pbrl.report.files import Output
 from pbrl.report.ledger import every_run, ledger
 from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
-from pbrl.report.tables import Bootstrap, names, select
+from pbrl.report.tables import Bootstrap, aggregates, headline, names, select
+from pbrl.report.text import printable
+from pbrl.run.files import write_atomically
 
 
-def report(folders: Sequence[Path], output_folder: Path, bootstrap: Bootstrap) -> None:
-    """Find the runs, say all about them, and write it."""
+def report(
+    folders: Sequence[Path],
+    output_folder: Path,
+    bootstrap: Bootstrap,
+    *,
+    title: str = "pbrl report",
+    threshold: float = 0.5,
+    **selection: Sequence[str],
+) -> None:
+    """Find the runs and write everything about them; `agent` and `task` select runs by name, all if empty."""
     runs, left_out = find(folders)
     if not runs:
-        reasons = "".join(f"\n  {folder}: {reason}" for folder, reason in left_out.items())
+        reasons = "".join(f"\n  {printable(str(folder))}: {reason}" for folder, reason in left_out.items())
         raise SystemExit(
             f"pbrl.report: no runs in {', '.join(map(str, folders))}; "
             f"a run is a folder with config.yaml and metrics.jsonl, which pbrl.train makes{reasons}"
         )
+    for kind, wanted in selection.items():
+        found = names(runs, kind)
+        for name in wanted:
+            if name not in found:
+                raise SystemExit(f"pbrl.report: there are no runs of the {kind} {name!r}, only of {', '.join(found)}")
+    runs = [run for run in runs if all(getattr(run, kind) in wanted for kind, wanted in selection.items() if wanted)]
+    if not runs:
+        raise SystemExit("pbrl.report: no run has one of these agents and one of these tasks")
     output = Output(output_folder, Console(width=None if Console().is_terminal else 132))
     looks = styles(names(runs, "agent"))
-    sections = {}
+    sections, headlines = {}, []
     for teacher in names(runs, "teacher"):
         output.say(f"\n{teacher} teacher", "bold")
-        sections[f"Teacher: {teacher}"] = teacher_section(
-            select(runs, teacher=teacher), teacher, looks, bootstrap, output
-        )
+        group = select(runs, teacher=teacher)
+        sections[f"Teacher: {teacher}"] = teacher_section(group, teacher, looks, bootstrap, output, threshold)
+        headlines.append(headline(aggregates(group, teacher, bootstrap), teacher))
     sections["Robustness"] = robustness_section(runs, bootstrap, output)
     sections["Ledger"] = output.table(ledger(runs), show=True)
     sections["How this was made"] = made_section(runs)
@@ -51,9 +70,12 @@ def report(folders: Sequence[Path], output_folder: Path, bootstrap: Bootstrap) -
         for kind in ("agent", "task", "teacher")
         if (found := names(runs, kind))
     )
-    introduction = page.paragraph(f"{len(runs)} runs: {summary}.")
+    introduction = page.paragraph(f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {summary}.")
+    introduction += "".join(page.paragraph(sentence) for sentence in headlines if sentence)
     introduction += "".join(page.paragraph(warning, "warning") for warning in warnings)
-    (output_folder / "index.html").write_text(page.page("pbrl report", introduction, sections), encoding="utf-8")
+    write_atomically(output_folder / "index.html", page.page(title, introduction, sections))
+    for sentence in filter(None, headlines):
+        output.say(sentence, "bold")
     for warning in warnings:
         output.say(warning)
     output.say(f"The page is {output_folder / 'index.html'}; figures and tables are beside it.", "bold")
@@ -66,6 +88,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("report"), help="folder to write to (report)")
     parser.add_argument("--resamples", type=int, default=2000, help="of the bootstrap (2000)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
+    parser.add_argument("--agents", default="", help="only these, by name: ncrs,zpg")
+    parser.add_argument("--tasks", default="", help="only these: walker_walk,cheetah_run")
+    parser.add_argument("--title", default="pbrl report", help="of the page (pbrl report)")
+    parser.add_argument("--threshold", type=float, default=0.5, help="score whose first iteration is shown (0.5)")
     arguments = parser.parse_args()
     if arguments.resamples < 1:
         parser.error(f"--resamples must be at least 1, not {arguments.resamples}")
@@ -73,7 +99,15 @@ def main() -> None:
         if not folder.is_dir():
             raise SystemExit(f"pbrl.report: there is no folder {folder}")
     try:
-        report(arguments.folders, arguments.output, Bootstrap(arguments.resamples, arguments.seed))
+        report(
+            arguments.folders,
+            arguments.output,
+            Bootstrap(arguments.resamples, arguments.seed),
+            title=arguments.title,
+            threshold=arguments.threshold,
+            agent=[name for name in arguments.agents.split(",") if name],
+            task=[name for name in arguments.tasks.split(",") if name],
+        )
     except OSError as error:
         raise SystemExit(f"pbrl.report: {error.strerror}: {error.filename}") from None
 

@@ -1,4 +1,4 @@
-"""The figures of a report: what all have in common, statistics and robustness. Curves are in `pbrl.report.curves`."""
+"""The figures of a report: what they share, statistics and robustness. Curves are in `pbrl.report.curves`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pbrl.report import stats
-from pbrl.report.runs import Run
+from pbrl.report.runs import RecordedRun
 from pbrl.report.tables import Bootstrap, Table, names, scores, select, shared_tasks
+from pbrl.report.text import digest
 
 Looks = Mapping[str, Mapping[str, Any]]  # by agent
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that nobody sees on white.
+# Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that is invisible on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 DASHES = ["-", "--", "-."]
+# These agents have the same colour in every report.
+OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "random": 6}
 WARNING = "#B03A00"
 THRESHOLDS = np.linspace(0.0, 1.0, 101)
 STYLE: dict[Any, Any] = {
@@ -34,6 +37,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": "medium",
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }
 
 
@@ -46,47 +50,77 @@ class Drawing:
 
 
 def render(figure: Figure, name: str) -> Drawing:
-    """Both formats, the same bytes for the same numbers. `savefig` would do, but draws everything twice."""
+    """Draw a figure in both formats: the same bytes for the same numbers. `savefig` would draw everything twice."""
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure.set_dpi(130)
         FigureCanvasAgg(figure).print_png(png)  # type: ignore[no-untyped-call]
-        figure.set_layout_engine("none")  # it has done its work
+        figure.set_layout_engine("none")  # the layout is done
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return Drawing(png.getvalue(), svg.getvalue())
 
 
 def styles(agents: Sequence[str]) -> Looks:
-    """A look for each agent, the same in all figures."""
-    count = len(COLOURS)
-    return {
-        agent: {"color": COLOURS[i % count], "linestyle": DASHES[i // count % len(DASHES)]}
-        for i, agent in enumerate(agents)
-    }
+    """A colour and a dash for each agent, chosen by its name so that it looks the same in every report.
+
+    Only if two names choose the same look, or there are more agents than looks, does it depend on the others.
+    """
+    every = [(colour, dash) for dash in DASHES for colour in COLOURS]
+    others = [look for i, look in enumerate(every) if i not in OWN_COLOURS.values()]
+    taken: dict[str, tuple[str, str]] = {name: every[i] for name, i in OWN_COLOURS.items() if name in agents}
+    for agent in sorted({*agents} - {*taken}):
+        first = int(digest(agent), 16) % len(others)
+        order = others[first:] + others[:first]
+        free = [look for look in [*order, *every] if look not in taken.values()]
+        taken[agent] = free[0] if free else order[0]
+    return {agent: {"color": taken[agent][0], "linestyle": taken[agent][1]} for agent in agents}
+
+
+def short(name: str, longest: int = 40) -> str:
+    """A name that fits into a figure."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def add_title(figure: Figure, title: str) -> float:
+    """A title above the panels, in as many lines as it needs; the inches of the lines after the first."""
+    lines = textwrap.wrap(title, int(figure.get_size_inches()[0] * 9)) or [""]
+    figure.suptitle("\n".join(lines))
+    return 0.2 * (len(lines) - 1)
 
 
 def add_legend(figure: Figure, lines: Mapping[str, Any], notes: Sequence[str], *, outside: bool = True) -> float:
-    """Below the panels, under what a reader must know; the inches it takes."""
+    """A legend below the panels, with notes above it; the inches that it takes."""
     width = figure.get_size_inches()[0]
-    said = [line for note in notes for line in textwrap.wrap(note, int(width * 14))]
-    rows = -(-len(lines) // max(1, int(width / 1.6)))
-    if lines or said:
+    wrapped = [line for note in notes for line in textwrap.wrap(note, int(width * 14))]
+    entries = [short(name) for name in lines]
+    widest = 0.6 + 0.085 * max(map(len, entries), default=0)  # inches
+    rows = -(-len(lines) // max(1, int(width / widest)))
+    if lines or wrapped:
         legend = figure.legend(
             lines.values(),
-            lines.keys(),
+            entries,
             loc="outside lower center" if outside else "lower center",
-            ncols=-(-len(lines) // max(1, rows)),  # filled column by column: as even as can be
-            title="\n".join(said) or None,
+            ncols=-(-len(lines) // max(1, rows)),  # rows are filled as evenly as possible
+            title="\n".join(wrapped) or None,
         )
         legend.get_title().set(color=WARNING, fontsize="small")
-    return 0.17 * len(said) + 0.25 * rows
+    return 0.15 * len(wrapped) + 0.25 * rows + 0.05
 
 
-def profiles(runs: Sequence[Run], looks: Looks, bootstrap: Bootstrap, *, title: str, notes: Sequence[str]) -> Figure:
-    """Performance profiles: the share of runs that score more than each threshold, over the tasks that all have."""
+def _finish(figure: Figure, lines: Mapping[str, Any], *, title: str, notes: Sequence[str]) -> Figure:
+    """Add title, notes and legend, and as much height as they take from the panels."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + add_title(figure, title) + add_legend(figure, lines, notes))
+    return figure
+
+
+def profiles(
+    runs: Sequence[RecordedRun], looks: Looks, bootstrap: Bootstrap, *, title: str, notes: Sequence[str]
+) -> Figure:
+    """Performance profiles: the share of runs above each score, over the tasks that all agents have."""
     tasks = shared_tasks(runs)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6, 4.2), layout="constrained")
+        figure = Figure(figsize=(6, 3.9), layout="constrained")
         panel = figure.subplots()
         lines = {}
         for agent in names(runs, "agent"):
@@ -95,9 +129,7 @@ def profiles(runs: Sequence[Run], looks: Looks, bootstrap: Bootstrap, *, title: 
             (lines[agent],) = panel.step(THRESHOLDS, share.value, where="post", lw=1.6, **looks[agent])
             panel.fill_between(THRESHOLDS, share.low, share.high, step="post", color=looks[agent]["color"], alpha=0.15)
         panel.set(xlabel="score τ (return / maximum)", ylabel="share of runs above τ", xlim=(0, 1), ylim=(-0.02, 1.02))
-        figure.suptitle(title)
-        add_legend(figure, lines, notes)
-    return figure
+        return _finish(figure, lines, title=title, notes=notes)
 
 
 def aggregates(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) -> Figure:
@@ -115,14 +147,13 @@ def aggregates(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) 
                 if record["statistic"] == kind:
                     _dot(panel, record, agents.index(str(record["agent"])), looks[str(record["agent"])]["color"])
             panel.set(xlabel=label, ylim=(len(agents) - 0.5, -0.5))
-            panel.set_yticks(range(len(agents)), agents)
-        figure.suptitle(title)
-        add_legend(figure, {}, notes)
-    return figure
+            panel.locator_params(axis="x", nbins=5)
+            panel.set_yticks(range(len(agents)), map(short, agents))
+        return _finish(figure, {}, title=title, notes=notes)
 
 
 def improvement(table: Table, looks: Looks, *, title: str, notes: Sequence[str]) -> Figure:
-    """The probability that one agent beats another, for every two."""
+    """The probability that one agent beats another, for every two agents."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.5, 1.6 + 0.32 * len(table.records)), layout="constrained")
         panel = figure.subplots()
@@ -131,10 +162,9 @@ def improvement(table: Table, looks: Looks, *, title: str, notes: Sequence[str])
         panel.axvline(0.5, color="#888888", lw=1, ls=":")
         panel.set(xlabel="probability that a run of the first beats one of the second", xlim=(-0.02, 1.02))
         panel.set_ylim(len(table.records) - 0.5, -0.5)
-        panel.set_yticks(range(len(table.records)), [f"{each['agent']} over {each['over']}" for each in table.records])
-        figure.suptitle(title)
-        add_legend(figure, {}, notes)
-    return figure
+        pairs = [f"{short(str(each['agent']), 30)} over {short(str(each['over']), 30)}" for each in table.records]
+        panel.set_yticks(range(len(pairs)), pairs)
+        return _finish(figure, {}, title=title, notes=notes)
 
 
 def _dot(panel: Axes, record: Mapping[str, Any], row: int, colour: str) -> None:
@@ -149,7 +179,9 @@ def robustness(table: Table) -> Figure:
     for record in table.records:
         values[agents.index(str(record["agent"])), teachers.index(str(record["teacher"]))] = record["value"]
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(2.5 + 1.25 * len(teachers), 1.3 + 0.55 * len(agents)), layout="constrained")
+        labels = [textwrap.fill(teacher, 16) for teacher in teachers]
+        height = 1.1 + 0.55 * len(agents) + 0.17 * max(text.count("\n") + 1 for text in labels)
+        figure = Figure(figsize=(2.5 + 1.25 * len(teachers), height), layout="constrained")
         panel = figure.subplots()
         top = max(1.0, float(np.nanmax(values)))
         image = panel.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
@@ -158,8 +190,8 @@ def robustness(table: Table) -> Figure:
             panel.text(
                 column, row, "none" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color=colour
             )
-        panel.set_xticks(range(len(teachers)), [textwrap.fill(teacher, 16) for teacher in teachers])
-        panel.set_yticks(range(len(agents)), agents)
+        panel.set_xticks(range(len(teachers)), labels)
+        panel.set_yticks(range(len(agents)), [short(agent) for agent in agents])
         panel.spines[:].set_visible(False)
         figure.colorbar(image, label="share of the return\nwith the rational teacher")
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +18,21 @@ from rich.text import Text
 from pbrl.report import page
 from pbrl.report.figures import render
 from pbrl.report.tables import Table
+from pbrl.report.text import digest, printable
+from pbrl.run.files import write_atomically
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+}
 LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 class Output:
-    """Writes figures and tables into the report's folder, prints tables, and answers with HTML."""
+    """Writes figures and tables into the report's folder, prints tables, and returns their HTML."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self.folder, self.console = folder, console
@@ -32,11 +41,11 @@ class Output:
             (folder / kind).mkdir(parents=True, exist_ok=True)
 
     def table(self, table: Table, teacher: str = "", *, show: bool = False) -> str:
-        """A LaTeX file now, a CSV file with all others of its name at the end."""
+        """Write a LaTeX file. The numbers go into one CSV file with other tables of this name: `write_csv`."""
         self.tables.setdefault(table.name, []).append(table)
         if not table.rows:
             return ""
-        (self.folder / "tables" / f"{file_name(table.name, teacher)}.tex").write_text(to_latex(table), encoding="utf-8")
+        write_atomically(self.folder / "tables" / f"{file_name(table.name, teacher)}.tex", to_latex(table))
         if show:
             self.say(table.title, "italic")
             for part in to_terminal(table, self.console):
@@ -44,30 +53,38 @@ class Output:
         return page.table_html(table)
 
     def say(self, note: str, style: str = "yellow") -> None:
-        """Print a line as it is."""
-        self.console.print(note, style=style, markup=False, highlight=False)
+        """Print text as it is."""
+        text = "\n".join(printable(line) for line in note.split("\n"))
+        self.console.print(text, style=style, markup=False, highlight=False)
 
     def figure(self, name: str, figure: Figure, caption: str) -> str:
-        """A PNG and an SVG file."""
+        """Write a PNG and an SVG file."""
         drawing = render(figure, name)
-        (self.folder / "figures" / f"{name}.png").write_bytes(drawing.png)
-        (self.folder / "figures" / f"{name}.svg").write_bytes(drawing.svg)
+        write_atomically(self.folder / "figures" / f"{name}.png", drawing.png)
+        write_atomically(self.folder / "figures" / f"{name}.svg", drawing.svg)
         return page.figure(name, drawing.png, caption)
 
     def write_csv(self) -> None:
-        """One file for each kind of table."""
+        """Write one file for each kind of table."""
         for name, kind in self.tables.items():
             if any(table.records for table in kind):
-                (self.folder / "tables" / f"{name}.csv").write_text(to_csv(kind), encoding="utf-8")
+                write_atomically(self.folder / "tables" / f"{name}.csv", to_csv(kind))
 
 
 def file_name(*parts: str) -> str:
-    """A name that every file system takes."""
-    return "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_") for part in parts if part)
+    """A file name that every file system accepts; different parts give different names."""
+    return "_".join(_file_name(part) for part in parts if part)
+
+
+def _file_name(part: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")
+    if len(plain) <= 80 and re.fullmatch(r"[\w.=,:{} -]+", part, re.ASCII):
+        return plain
+    return f"{plain[:70]}_{digest(part)}".lstrip("_")
 
 
 def to_terminal(table: Table, console: Console) -> list[rich_table.Table]:
-    """For rich to print: where a table is too wide, several below each other, each with the keys of its rows."""
+    """The table for rich to print; if it is too wide, several below each other, each with the keys of its rows."""
     unlimited = console.options.update(max_width=10_000)
     keys, rest, parts = list(range(table.keys)), list(range(table.keys, len(table.columns))), []
     while rest:
@@ -84,31 +101,41 @@ def to_terminal(table: Table, console: Console) -> list[rich_table.Table]:
 def _part(table: Table, numbers: Sequence[int]) -> rich_table.Table:
     shown = rich_table.Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number in numbers:
-        shown.add_column(table.columns[number], justify="right" if number >= table.keys else "left")
-    for row in table.rows:
-        shown.add_row(*(Text(row[number]) for number in numbers))  # brackets are not markup
+        shown.add_column(Text(printable(table.columns[number])), justify="right" if number >= table.keys else "left")
+    for i, row in enumerate(table.rows):  # as Text, brackets are not markup
+        shown.add_row(*(Text(printable(row[n]), "bold" if (i, n) in table.best else "") for n in numbers))
     return shown
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """The numbers behind tables of one kind; empty where there is none."""
+    """The numbers behind tables of one kind; a cell is empty where there is no number."""
     records = [record for table in tables for record in table.records]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({key: "" if value != value else value for key, value in record.items()})  # nan is not itself
+        writer.writerow({key: _cell(value) for key, value in record.items()})
     return file.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A value for a CSV file. Text that a spreadsheet would run as a formula is quoted."""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if re.match(r"[=@]|[+-](?![\d.]+(e[+-]?\d+)?$)", text, re.IGNORECASE) else text
+    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def to_latex(table: Table) -> str:
     """A tabular that needs no package."""
 
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join("".join(LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
+    def line(cells: Sequence[str], row: int = -1) -> str:
+        escaped = ["".join(LATEX.get(c, c) for c in printable(cell)) for cell in cells]
+        bold = [rf"\textbf{{{cell}}}" if (row, i) in table.best else cell for i, cell in enumerate(escaped)]
+        return " & ".join(bold) + r" \\"
 
     columns = "l" * table.keys + "r" * (len(table.columns) - table.keys)
-    body = "\n".join(line(row) for row in table.rows)
+    body = "\n".join(line(cells, row) for row, cells in enumerate(table.rows))
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(table.columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
     )

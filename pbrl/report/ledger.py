@@ -1,20 +1,21 @@
-"""What runs were charged, and whether agents that are compared were charged the same."""
+"""The costs of runs, and notes where agents that are compared had unequal budgets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pbrl.report.runs import CHARGES, Run
+from pbrl.report.runs import CHARGES, RecordedRun
 from pbrl.report.tables import Table, names, select
 
 UNITS = {"trajectories": "trajectory", "pairs_asked": "comparison", "env_steps": "environment step"}
 EQUAL = 1.01  # budgets that differ by no more than this factor are called equal
 
 
-def ledger(runs: Sequence[Run]) -> Table:
-    """What an agent was charged for a run on average, in all and per iteration."""
+def ledger(runs: Sequence[RecordedRun]) -> Table:
+    """What a run of each agent cost on average, in total and per iteration."""
     headings = ["teacher", "agent", "runs", "iterations", *(charge.replace("_", " ") for charge in CHARGES)]
     table = Table("ledger", "What was charged, mean per run (per iteration)", headings, keys=2)
     for teacher in names(runs, "teacher"):
@@ -29,7 +30,7 @@ def ledger(runs: Sequence[Run]) -> Table:
     return table
 
 
-def every_run(runs: Sequence[Run]) -> Table:
+def every_run(runs: Sequence[RecordedRun]) -> Table:
     """One row for each run."""
     table = Table("runs", "Runs", [])
     for run in runs:
@@ -42,13 +43,13 @@ def every_run(runs: Sequence[Run]) -> Table:
     return table
 
 
-def unequal_lengths(runs: Sequence[Run]) -> list[str]:
-    """A note if agents have run for unequal numbers of iterations, or none."""
+def unequal_lengths(runs: Sequence[RecordedRun]) -> list[str]:
+    """A note if agents ran for different numbers of iterations; otherwise empty."""
     return _notes(runs, "iterations", lambda run: run.iterations)
 
 
-def unequal_budgets(runs: Sequence[Run], axis: str) -> list[str]:
-    """Notes of what agents were charged unequally for at the same place of an axis; for seconds, per iteration."""
+def unequal_budgets(runs: Sequence[RecordedRun], axis: str) -> list[str]:
+    """Notes on costs that differ between agents at the same point of an axis; for seconds, per iteration."""
     unit = UNITS.get(axis, "iteration")
     notes = []
     for charge in CHARGES:
@@ -58,12 +59,13 @@ def unequal_budgets(runs: Sequence[Run], axis: str) -> list[str]:
     return notes
 
 
-def _per(run: Run, charge: str, axis: str) -> float:
-    return float(run.metrics[charge][-1] / (run.metrics[axis][-1] if axis in UNITS else run.iterations))
+def _per(run: RecordedRun, charge: str, axis: str) -> float:
+    units = float(run.metrics[axis][-1]) if axis in UNITS else run.iterations
+    return float(run.metrics[charge][-1]) / units if units else math.inf  # an agent may have asked nothing
 
 
-def _notes(runs: Sequence[Run], what: str, measure: Callable[[Run], float]) -> list[str]:
-    """One note for each set of tasks on which agents, on average over seeds, differ in the same way."""
+def _notes(runs: Sequence[RecordedRun], what: str, measure: Callable[[RecordedRun], float]) -> list[str]:
+    """One note for each set of tasks on which agents differ in the same way, on average over seeds."""
     found: dict[str, list[str]] = {}
     for task in names(runs, "task"):
         rates: dict[str, float] = {}

@@ -1,13 +1,11 @@
-"""Where runs come from: the commands that make them, the settings in which they differ, the versions they ran with."""
+"""Where runs come from: the commands that repeat them, the settings in which they differ, their versions."""
 
 from __future__ import annotations
 
+import copy
 import functools
-import importlib.metadata
 import json
-import platform
 import shlex
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -16,32 +14,122 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from pbrl.run.settings import choices
+from pbrl.report.text import label
+from pbrl.run import settings as run_settings
+from pbrl.run.versions import noted_versions, versions
 
 Settings = Mapping[str, Any]
 GROUPS = ("agent", "oracle")
-# What a run may be told without learning anything else.
-INCIDENTAL = ("folder", "resume", "checkpoint_every", "preference_log", "threads", "video", "wandb", "tensorboard")
-PACKAGES = ("pbrl", "numpy", "scipy", "torch", "mujoco", "dm_control", "numba", "hydra-core", "matplotlib")
+# Settings that do not change what is learnt.
+INCIDENTAL = (
+    *("choices", "folder", "resume", "checkpoint_every", "preference_log", "threads"),
+    *("video", "wandb", "tensorboard"),
+)
 
 
 @functools.cache
 def presets() -> dict[str, dict[str, Any]]:
     """Every preset of an agent and an oracle by name, and under "train" the settings beside them."""
+    offered = {group: [name for name in run_settings.choices(group) if not name.startswith("_")] for group in GROUPS}
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     with initialize_config_module("conf"):
-        for pair in zip_longest(*(choices(group) for group in GROUPS)):
+        for pair in zip_longest(*offered.values()):
             chosen = {group: name for group, name in zip(GROUPS, pair, strict=True) if name is not None}
             cfg = compose("train", overrides=[f"{group}={name}" for group, name in chosen.items()])
             for group, name in chosen.items():
-                found[group][name] = OmegaConf.to_container(cfg[group])
+                found[group][name] = link_names(OmegaConf.to_container(cfg[group]))
     found["train"] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
     return found
 
 
+def link_names(node: Any) -> Any:
+    """Settings with a teacher's link by its name, `logistic`; earlier versions recorded how to import it."""
+    if isinstance(node, list):
+        return [link_names(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("_target_") == "hydra.utils.get_object":
+        package, _, name = str(node.get("path")).rpartition(".")
+        if package == "oracles.links":
+            return name
+    return {key: link_names(each) for key, each in node.items()}
+
+
+def upgrade(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A run's settings as the present version would have recorded them.
+
+    What an earlier version did not record is added: the names of the presets, and the defaults of newer settings.
+    """
+    upgraded: dict[str, Any] = link_names(settings)
+    recorded = upgraded.get("choices")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    names = {name: value for name, value in recorded.items() if isinstance(value, str)}
+    for group in GROUPS:
+        if group not in names:
+            name = names[group] = _preset_by_folder(group, upgraded, folder)
+            preset = presets()[group].get(name, {})
+            if preset.get("_target_") == upgraded[group]["_target_"]:
+                upgraded[group] = _with_defaults(upgraded[group], preset, upgraded, group)
+    task = names.setdefault("env", str(upgraded["env"].get("name")))
+    upgraded["choices"] = names
+    if task in run_settings.choices("env"):
+        upgraded["env"] = _with_defaults(upgraded["env"], presets()["train"]["env"], upgraded, "env")
+    defaults = {key: each for key, each in presets()["train"].items() if key not in (*GROUPS, *INCIDENTAL, "env")}
+    return _with_defaults(upgraded, defaults, upgraded)
+
+
+def _preset_by_folder(group: str, settings: Settings, folder: Path) -> str:
+    """The preset of a run that did not record it: by its folder, runs/<env>/<agent>/<oracle>/seed_<n>."""
+    target = settings[group]["_target_"]
+    for path in (Path(str(settings.get("folder"))), folder.absolute()):  # the folder may have been moved
+        name = (path.parent if group == "oracle" else path.parent.parent).name
+        if presets()[group].get(name, {}).get("_target_") == target:
+            return name
+    return str(settings["name"] if group == "agent" else target)
+
+
+def _with_defaults(node: dict[str, Any], default: Settings, settings: Settings, path: str = "") -> dict[str, Any]:
+    """The node, with defaults for the settings that it lacks."""
+    found = dict(node)
+    for key, each in default.items():
+        below = f"{path}.{key}".lstrip(".")
+        if key not in found:
+            found[key] = copy.deepcopy(_resolve(each, settings, below))
+        elif isinstance(found[key], dict) and isinstance(each, Mapping):
+            found[key] = _with_defaults(found[key], each, settings, below)
+    return found
+
+
+def _resolve(default: Any, settings: Settings, path: str) -> Any:
+    """A default whose references, such as `${pairs}`, are replaced by the values of a run.
+
+    Only references in our own presets are followed. In a run's settings they are text: they could read anything.
+    """
+    if isinstance(default, Mapping):
+        return {key: _resolve(each, settings, f"{path}.{key}".lstrip(".")) for key, each in default.items()}
+    if not isinstance(default, str) or "${" not in default:
+        return default
+    try:
+        config = OmegaConf.create(_without_references(settings))
+        OmegaConf.update(config, path, default)
+        value = OmegaConf.select(config, path)
+        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException:
+        return default
+
+
+def _without_references(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {str(key): _without_references(each) for key, each in node.items()}
+    if isinstance(node, list):
+        return [_without_references(each) for each in node]
+    return node if node is None or isinstance(node, bool | int | float) else str(node).replace("${", "$ {")
+
+
 def changes(settings: Any, default: Any, path: str = "") -> dict[str, Any]:
-    """The overrides that make a default what was set: `agent.votes: 16`; `+` before what is new, `~` what is gone."""
+    """The overrides that turn a default into these settings: `agent.votes: 16`; `+` adds a setting, `~` removes it."""
     if not isinstance(settings, Mapping) or not isinstance(default, Mapping):
         return {} if settings == default else {path: settings}
     found: dict[str, Any] = {}
@@ -56,36 +144,41 @@ def changes(settings: Any, default: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def nearest(group: str, node: Settings) -> tuple[str | None, dict[str, Any]]:
-    """The preset that a node was made from, as far as one can tell, and what was changed; None: from none of ours."""
-    alike = {
-        name: changes(node, preset, group)
-        for name, preset in presets()[group].items()
-        if preset["_target_"] == node["_target_"]
-    }
-    if not alike:
-        return None, {}
-    name = min(alike, key=lambda name: len(alike[name]))
-    return name, alike[name]
+def preset_changes(group: str, settings: Settings) -> dict[str, Any]:
+    """What a run changed of its preset, as overrides; all of its settings if the preset is not one of pbrl's."""
+    preset = presets()[group].get(settings["choices"][group])
+    if preset is None:
+        return {f"{group}.{key}": value for key, value in settings[group].items() if key != "_target_"}
+    return changes(settings[group], _resolve(preset, settings, group), group)
+
+
+def teacher_name(settings: Settings) -> str:
+    """The preset of a run's teacher, and what was changed of it: `irrational eps_mistake=0.2`."""
+    changed = preset_changes("oracle", settings)
+    words = [f"{path.replace('oracle.', '', 1)}={in_words(value)}" for path, value in changed.items()]
+    return " ".join([settings["choices"]["oracle"], *words])
 
 
 def overrides(settings: Settings) -> dict[str, str]:
-    """A run's command line, as far as it matters for what was learnt."""
-    agent, agent_changes = nearest("agent", settings["agent"])
-    oracle, oracle_changes = nearest("oracle", settings["oracle"])
-    agent, oracle = agent or settings["name"], oracle or settings["oracle"]["_target_"]
-    task = settings["env"]["name"]
-    apart = ("agent", "oracle", "seed", *INCIDENTAL)
+    """The overrides that repeat a run, without those that do not change what is learnt."""
+    chosen = {**settings["choices"], "seed": settings["seed"]}
+    every = {key: chosen[key] for key in ("agent", "env", "oracle", "seed")}
+    for group in GROUPS:
+        every |= preset_changes(group, settings)
+    apart = (*GROUPS, "env", "seed", *INCIDENTAL)
     rest = {key: value for key, value in settings.items() if key not in apart}
-    default = {key: value for key, value in presets()["train"].items() if key not in apart}
-    default |= {"name": agent, "env": {**default["env"], "name": task}}
-    chosen = {"agent": agent, "env": task, "oracle": oracle, "seed": settings["seed"]}
-    every = {**chosen, **agent_changes, **oracle_changes, **changes(rest, default)}
-    return {key: in_words(value) for key, value in every.items()}
+    default = {key: _resolve(value, settings, key) for key, value in presets()["train"].items() if key not in apart}
+    default["name"] = chosen["agent"]
+    if chosen["env"] in run_settings.choices("env"):
+        default["env"] = {**_resolve(presets()["train"]["env"], settings, "env"), "name": chosen["env"]}
+        rest["env"] = settings["env"]
+    else:  # a task of the user's own
+        every |= {f"env.{key}": value for key, value in settings["env"].items() if key not in ("_target_", "name")}
+    return {key: in_words(value) for key, value in {**every, **changes(rest, default)}.items()}
 
 
 def commands(every_settings: Iterable[Settings]) -> list[str]:
-    """The commands that repeat these runs, as few as will do."""
+    """As few commands as possible that repeat these runs."""
     lines = [overrides(settings) for settings in every_settings]
     for key in ("seed", "env", "agent", "oracle"):
         merged: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
@@ -103,7 +196,7 @@ def _command(line: Mapping[str, str]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """A setting as one writes it on Hydra's command line."""
+    """A setting as it is written on Hydra's command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{in_words(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
@@ -119,7 +212,10 @@ def leaves(settings: Any, path: str = "") -> dict[str, str]:
 
 
 def disagreements(named: Sequence[tuple[str, Settings]]) -> dict[str, dict[str, list[str]]]:
-    """Settings of which runs have different values: for each the values, and the names of those who have them."""
+    """Settings with different values in different runs: for each the values, and the names of the runs that have them.
+
+    A setting that a run does not have is not a difference.
+    """
     found: dict[str, dict[str, list[str]]] = {}
     for name, settings in named:
         for path, value in leaves(settings).items():
@@ -131,51 +227,12 @@ def disagreements(named: Sequence[tuple[str, Settings]]) -> dict[str, dict[str, 
     return {path: values for path, values in found.items() if len(values) > 1}
 
 
-def note_versions(folder: Path) -> None:
-    """Add the versions of now to a run's versions.json, unless they are the last that it was continued with."""
-    noted = noted_versions(folder)
-    if noted[-1:] != [now := versions()]:
-        temporary = folder / "versions.json.new"
-        temporary.write_text(json.dumps([*noted, now], indent=2) + "\n")
-        temporary.replace(folder / "versions.json")
-
-
-def noted_versions(folder: Path) -> list[dict[str, str]]:
-    """What a run was made with, one entry for each time it changed; none if nobody noted it."""
-    try:
-        return list(json.loads((folder / "versions.json").read_text()))
-    except (OSError, ValueError):
-        return []
-
-
 def compare_versions(folders: Sequence[Path]) -> list[str]:
-    """Of each package: the version of the report, and those of the runs."""
+    """For each package: the version that the report was made with, and those of the runs."""
     report = versions()
     noted = [noted_versions(folder) or [dict.fromkeys(report, "not noted")] for folder in folders]
     lines = []
     for package, version in report.items():
         count = Counter(each for run in noted for each in {entry.get(package, "not noted"): 0 for entry in run})
-        lines.append(f"{package} {version}; runs: {', '.join(f'{each} ({many})' for each, many in count.items())}")
+        lines.append(f"{package} {version}; runs: {', '.join(f'{label(k)} ({many})' for k, many in count.items())}")
     return lines
-
-
-def versions() -> dict[str, str]:
-    """Of everything that numbers depend on, and the commit if pbrl runs from its repository."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found | {"commit": commit(Path(__file__).parents[2]) or "unknown"}
-
-
-def commit(root: Path) -> str | None:
-    """The commit of the repository at `root`, "-dirty" with changes to it; None if there is no repository or no git."""
-    if not (root / ".git").exists():  # a repository around the environment that pbrl is installed in is not ours
-        return None
-    how = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(how, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

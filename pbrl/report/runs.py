@@ -1,4 +1,8 @@
-"""The runs in a folder, as `pbrl.train` leaves them: settings and record, read and named."""
+"""The runs in a folder, as `pbrl.train` leaves them: their settings and records, read and checked.
+
+A run folder is data that may come from anywhere. Nothing in it is imported or instantiated, and whatever is wrong with
+one folder is a reason to leave out that folder, never the end of a report.
+"""
 
 from __future__ import annotations
 
@@ -13,81 +17,88 @@ import pyarrow
 import yaml  # type: ignore[import-untyped]
 from pyarrow import json
 
-from pbrl.report.provenance import in_words, nearest
+from pbrl.report.provenance import teacher_name, upgrade
+from pbrl.report.text import label, printable
 from pbrl.run.record import RecordError, columns, read
 from pbrl.types import Float64
 
 CHARGES = ("trajectories", "env_steps", "pairs_asked", "bits")
 SECONDS = ("seconds_collect", "seconds_ask", "seconds_learn")
-READ = ("iteration", "return_mean", "eval_return", *CHARGES, *SECONDS)  # of a record
-ONLY = json.ParseOptions(
+READ = ("iteration", "return_mean", "eval_return", *CHARGES, *SECONDS)  # columns of the record
+PARSE_OPTIONS = json.ParseOptions(
     explicit_schema=pyarrow.schema([(name, pyarrow.float64()) for name in READ]), unexpected_field_behavior="ignore"
 )
+LARGEST = 1e15  # a larger number in a record is not a measurement
+LARGEST_SETTINGS = 100_000  # bytes of a config.yaml; pbrl.train writes about 2,000
+DEEPEST_SETTINGS = 50  # levels of nesting
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is 7 times as fast
 MAXIMUM_REWARD = 1.0  # of a control step, in every task of DM Control
 STEPS = 1000  # of an episode, unless env.steps says otherwise
-ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the run that was there as seed_0~1
+ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the earlier run as seed_0~1
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run, up to where it is."""
+class RecordedRun:
+    """A run as far as it is recorded."""
 
     folder: Path
     settings: Mapping[str, Any]
+    agent: str  # its name in tables: the agent's preset, or what `name=...` says
+    task: str
     teacher: str  # the oracle's preset, and what was changed of it
     metrics: Mapping[str, Float64]  # of the iterations that have a return; `seconds` since the start
 
     @property
-    def agent(self) -> str:
-        """The name it goes by in tables: the agent's, or `name=...`."""
-        return str(self.settings["name"])
-
-    @property
-    def task(self) -> str:
-        """The task it learns."""
-        return str(self.settings["env"]["name"])
-
-    @property
     def seed(self) -> int:
-        """Of all its randomness."""
+        """The seed of all its random numbers."""
         return int(self.settings["seed"])
 
     @property
     def iterations(self) -> int:
-        """How many there are."""
+        """The number of recorded iterations."""
         return int(self.metrics["iteration"][-1]) + 1
 
     @property
     def finished(self) -> bool:
-        """Whether all iterations asked for are there."""
+        """Whether all iterations are recorded."""
         return self.iterations >= int(self.settings["iterations"])
 
     @property
     def final_return(self) -> float:
-        """Mean of the last tenth of `return_mean`."""
+        """The mean of the last tenth of `return_mean`."""
         returns = self.metrics["return_mean"]
         return float(returns[-max(1, len(returns) // 10) :].mean())
 
     @property
     def eval_return(self) -> float:
-        """The last evaluation's; nan without one."""
+        """The return of the last evaluation; nan without one."""
         evaluations = self.metrics.get("eval_return", np.empty(0))
         return float(next((value for value in evaluations[::-1] if np.isfinite(value)), np.nan))
 
     @property
+    def maximum(self) -> float:
+        """The highest return that is possible in the task."""
+        return MAXIMUM_REWARD * (self.settings["env"].get("steps") or STEPS)
+
+    @property
     def score(self) -> float:
         """The final return as a share of the task's maximum."""
-        return self.final_return / (MAXIMUM_REWARD * (self.settings["env"]["steps"] or STEPS))
+        return self.final_return / self.maximum
+
+    @property
+    def scores(self) -> Float64:
+        """The return of every iteration as a share of the task's maximum."""
+        return self.metrics["return_mean"] / self.maximum
 
 
 class NotARunError(ValueError):
-    """What is in the folder cannot be used; the message says why."""
+    """The folder cannot be used; the message says why."""
 
 
-def find(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
-    """All runs in the folders, and those that cannot be used with the reason."""
+def find(folders: Sequence[Path]) -> tuple[list[RecordedRun], dict[Path, str]]:
+    """All runs in the folders, and the folders that cannot be used, with the reason."""
     paths = {path.parent.resolve(): path.parent for folder in folders for path in sorted(folder.rglob("metrics.jsonl"))}
-    runs: dict[tuple[str, str, str, int], Run] = {}
+    runs: dict[tuple[str, str, str, int], RecordedRun] = {}
     left_out: dict[Path, str] = {}
     for path in paths.values():
         if ASIDE.search(path.name) or not (path / "config.yaml").exists():
@@ -95,12 +106,15 @@ def find(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
         try:
             run = load(path)
         except (NotARunError, RecordError, OSError) as error:
-            left_out[path] = str(error)
+            left_out[path] = printable(str(error))
+            continue
+        except Exception as error:  # whatever else is wrong with a folder, the report is made of the others
+            left_out[path] = printable(f"it cannot be read ({type(error).__name__}: {error})")
             continue
         key = run.task, run.agent, run.teacher, run.seed
         if key in runs:
             left_out[path] = (
-                f"{runs[key].folder} has the same task, agent, teacher and seed; "
+                f"{printable(str(runs[key].folder))} has the same task, agent, teacher and seed; "
                 "report one of them at a time, or give one another name in its config.yaml"
             )
         else:
@@ -108,54 +122,117 @@ def find(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
     return [runs[key] for key in sorted(runs)], left_out
 
 
-def load(folder: Path) -> Run:
-    """One run."""
-    settings = _settings(folder / "config.yaml")
-    metrics = _metrics(folder / "metrics.jsonl")
+def load(folder: Path) -> RecordedRun:
+    """Read one run."""
+    settings = upgrade(_settings(folder / "config.yaml"), folder)
+    return RecordedRun(
+        folder=folder,
+        settings=settings,
+        agent=label(str(settings["name"])),
+        task=label(str(settings["env"].get("name", settings["choices"]["env"]))),
+        teacher=label(teacher_name(settings)),
+        metrics=_metrics(folder / "metrics.jsonl"),
+    )
+
+
+def _metrics(path: Path) -> dict[str, Float64]:
+    """The columns of a record, checked, for the iterations that have a return."""
+    metrics = _columns(path)
     if not metrics:
         raise NotARunError("it has not recorded an iteration yet")
     if missing := [name for name in ("return_mean", *CHARGES) if np.isnan(metrics.get(name, np.nan)).all()]:
         raise NotARunError(f"its record has no {', '.join(missing)}: was it written by another program?")
+    for name, values in metrics.items():
+        if (np.abs(values) > LARGEST).any() or (name in (*CHARGES, *SECONDS) and (values < 0).any()):
+            raise NotARunError(f"its record has an impossible number in {name}")
     nothing = np.zeros(len(metrics["iteration"]))
     spent = [np.nan_to_num(metrics.pop(part, nothing)) for part in SECONDS]
     metrics["seconds"] = np.sum(spent, axis=0).cumsum()
     known = np.isfinite(metrics["return_mean"])
-    teacher, changed = nearest("oracle", settings["oracle"])
-    words = [f"{path.removeprefix('oracle.')}={in_words(value)}" for path, value in changed.items()]
-    named = " ".join([teacher or settings["oracle"]["_target_"], *words])
-    return Run(folder, settings, named, {name: values[known] for name, values in metrics.items()})
+    metrics = {name: values[known] for name, values in metrics.items()}
+    if missing := [name for name in CHARGES if np.isnan(metrics[name]).any()]:
+        raise NotARunError(f"its record has no {', '.join(missing)} for some iterations")
+    return metrics
 
 
-def _metrics(path: Path) -> dict[str, Float64]:
-    """The columns of a record that a report needs. Arrow reads a sound one ten times as fast as `pbrl.run.record`."""
+def _columns(path: Path) -> dict[str, Float64]:
+    """The columns of a record. Arrow reads a sound record ten times as fast as `pbrl.run.record`."""
+    if not path.is_file():
+        raise NotARunError(f"its {path.name} is not a file")
+    content = path.read_bytes()
     try:
-        table = json.read_json(path, parse_options=ONLY) if _ends_with_a_line(path) else None
+        whole = content.endswith(b"\n")
+        table = json.read_json(pyarrow.BufferReader(content), parse_options=PARSE_OPTIONS) if whole else None
     except pyarrow.ArrowInvalid:
         table = None
     if table is not None:
         metrics = {name: table[name].to_numpy() for name in READ}
         if (np.diff(metrics["iteration"], prepend=-1) > 0).all():
             return metrics
-    try:  # there is something special about it
+    try:  # an unfinished or damaged record
         return columns([{name: row[name] for name in READ if name in row} for row in read(path)])
     except (ValueError, TypeError) as error:
         raise NotARunError(f"its record has something that is not a number: {error}") from None
 
 
-def _ends_with_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
-
-
 def _settings(path: Path) -> dict[str, Any]:
+    """The settings in a config.yaml, checked as far as a report needs them."""
+    if not path.is_file():
+        raise NotARunError(f"its {path.name} is not a file")
+    with path.open("rb") as file:
+        content = file.read(LARGEST_SETTINGS + 1)
     try:
-        settings = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # C's is 7 times as fast
-        for name in ("agent", "oracle"):
-            str(settings[name]["_target_"])
-        str(settings["name"]), str(settings["env"]["name"]), settings["env"]["steps"]
-        int(settings["seed"]), int(settings["iterations"])
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        _check_yaml(content)
+        settings = yaml.load(content, YAML_LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise NotARunError(f"its config.yaml cannot be read: {' '.join(str(error).split())}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise NotARunError(f"its config.yaml is not one that pbrl.train wrote ({error!r})") from None
+    try:
+        _check_settings(settings)
+    except (LookupError, TypeError, ValueError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise NotARunError(f"its config.yaml is not one that pbrl.train wrote: {reason}") from None
     return dict(settings)
+
+
+def _check_yaml(content: bytes) -> None:
+    """Refuse what pbrl.train never writes and what takes for ever to read, before anything is built from it."""
+    if len(content) > LARGEST_SETTINGS:
+        raise ValueError(f"it has more than {LARGEST_SETTINGS} bytes")
+    depth = 0
+    for event in yaml.parse(content, YAML_LOADER):
+        if getattr(event, "anchor", None) is not None:
+            raise ValueError("it has anchors or aliases, which pbrl.train does not write")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_SETTINGS:
+            raise ValueError(f"it is nested more than {DEEPEST_SETTINGS} levels deep")
+
+
+def _check_settings(settings: Any) -> None:
+    if not isinstance(settings, dict):
+        raise TypeError("it is not a list of settings")
+    for group in ("agent", "oracle"):
+        if not isinstance(settings[group], dict) or not isinstance(settings[group]["_target_"], str):
+            raise TypeError(f"{group} is not a node with a _target_")
+    if not isinstance(settings["env"], dict):
+        raise TypeError("env is not a node")
+    if "name" not in settings["env"] and not isinstance(settings["choices"]["env"], str):
+        raise TypeError("the task has no name")
+    for path, value in {"name": settings["name"], "env.name": settings["env"].get("name", "")}.items():
+        if not isinstance(value, str | int | float):
+            raise TypeError(f"{path} is not a name")
+    steps = settings["env"].get("steps")
+    numbers = {"seed": (settings["seed"], 0), "iterations": (settings["iterations"], 1), "env.steps": (steps, 1)}
+    for path, (value, minimum) in numbers.items():
+        if path == "env.steps" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+            raise ValueError(f"{path} is not a whole number of at least {minimum}")
+    _check_numbers(settings)
+
+
+def _check_numbers(node: Any) -> None:
+    if isinstance(node, dict | list):
+        for each in [*node, *node.values()] if isinstance(node, dict) else node:
+            _check_numbers(each)
+    elif isinstance(node, int) and abs(node) >= 2**63:
+        raise ValueError("it has a number of too many digits")

@@ -1,7 +1,8 @@
-"""What a report says, section by section, as HTML; the files are written on the way."""
+"""The sections of a report as HTML. Their figures and tables are written to files at the same time."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections import Counter
@@ -14,15 +15,16 @@ from pbrl.report.curves import AXES, draw_curves
 from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.provenance import commands, compare_versions, disagreements
-from pbrl.report.runs import Run
+from pbrl.report.runs import RecordedRun
 from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 
-FINAL = "Final return: mean ± standard error over seeds of the last tenth of return_mean"
-EVALUATED = "Evaluated return: mean ± standard error over seeds of the last eval_return"
+FINAL = "Final return: mean over seeds of the last tenth of return_mean"
+EVALUATED = "Evaluated return: mean over seeds of the last eval_return"
+RETURNS_NOTE = "Bold: the highest mean of a task. ≈: the mean is within the interval of the highest."
 
 
-def curves(runs: Sequence[Run], teacher: str, looks: figures.Looks, output: Output) -> str:
-    """The paper's figure, against everything that one can pay with."""
+def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output) -> str:
+    """The paper's figure, against each kind of cost."""
     drawn = {}
     counts = Counter((run.task, run.agent) for run in runs).values()
     seeds = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
@@ -31,17 +33,24 @@ def curves(runs: Sequence[Run], teacher: str, looks: figures.Looks, output: Outp
         title = f"Return against {label}, {teacher} teacher"
         caption = (
             f"Mean of return_mean over {seeds} seeds; shaded, its standard error (none for one seed); dotted, where "
-            "only some seeds have got."
+            "only some seeds have got that far."
         )
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
         figure = draw_curves(runs, axis, looks, title=title, notes=notes)
         warnings = "".join(page.paragraph(note, "warning") for note in notes)
         drawn[label] = warnings + output.figure(file_name("curves", axis, teacher), figure, caption)
+    if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
+        title = f"Evaluated return, {teacher} teacher"
+        figure = draw_curves(evaluated, "iteration", looks, title=title, notes=[], quantity="eval_return")
+        caption = "Mean of eval_return, of the policy's mean actions, over seeds; shaded, its standard error."
+        drawn["evaluation"] = output.figure(file_name("evaluation", teacher), figure, caption)
     return page.tabs(file_name("curves", teacher), drawn)
 
 
-def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output) -> str:
+def statistics(
+    runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+) -> str:
     """Aggregates, profiles and probabilities of improvement over tasks."""
     tasks = shared_tasks(runs)
     if not tasks:
@@ -51,96 +60,104 @@ def statistics(runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstra
     if apart := [task for task in names(runs, "task") if task not in tasks]:
         notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
 
-    def how(title: str) -> dict[str, Any]:
+    def words(title: str) -> dict[str, Any]:
         return {"notes": notes, "title": f"{title}, {teacher} teacher"}
 
-    said = "".join(page.paragraph(note, "warning") for note in notes)
-    said += page.paragraph(
+    html = "".join(page.paragraph(note, "warning") for note in notes)
+    html += page.paragraph(
         "Scores are final returns divided by the task's maximum (1000, or env.steps). Intervals are 95 %, from a boot"
         f"strap stratified by task ({bootstrap.resamples} resamples, seed {bootstrap.seed}), widened for few seeds.",
         "small",
     )
     table = tables.aggregates(runs, teacher, bootstrap)
-    said += output.table(table, teacher, show=True)
+    html += output.table(table, teacher, show=True)
     for note in notes:
         output.say(note)
-    said += output.figure(
+    html += output.figure(
         file_name("aggregates", teacher),
-        figures.aggregates(table, looks, **how("Scores over all tasks")),
+        figures.aggregates(table, looks, **words("Scores over all tasks")),
         "Interquartile mean: of the middle half of all runs. Optimality gap: how far runs stay below the maximum.",
     )
-    said += output.figure(
+    html += output.figure(
         file_name("profiles", teacher),
-        figures.profiles(runs, looks, bootstrap, **how("Performance profiles")),
+        figures.profiles(runs, looks, bootstrap, **words("Performance profiles")),
         "Performance profiles: the share of runs that score more than τ, shaded pointwise.",
     )
     table = tables.improvement(runs, teacher, bootstrap)
-    said += output.table(table, teacher)
+    html += output.table(table, teacher)
     if table.rows:
-        said += output.figure(
+        html += output.figure(
             file_name("improvement", teacher),
-            figures.improvement(table, looks, **how("Probability of improvement")),
+            figures.improvement(table, looks, **words("Probability of improvement")),
             "How probably a run of the first agent beats a run of the second on a random task. Where no runs overlap, "
             "nothing varies: an interval without width then says only that these few runs do not overlap.",
         )
-    return said
+    return html
 
 
 def teacher_section(
-    runs: Sequence[Run], teacher: str, looks: figures.Looks, bootstrap: Bootstrap, output: Output
+    runs: Sequence[RecordedRun],
+    teacher: str,
+    looks: figures.Looks,
+    bootstrap: Bootstrap,
+    output: Output,
+    threshold: float,
 ) -> str:
-    """All about the runs with one teacher."""
-    said = curves(runs, teacher, looks, output)
-    said += output.table(tables.returns(runs, teacher, "final_return", FINAL), teacher, show=True)
-    said += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED), teacher)
+    """Everything about the runs with one teacher."""
+    html = curves(runs, teacher, looks, output)
+    html += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
+    html += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
+    html += page.paragraph(RETURNS_NOTE, "small")
     if any(not run.finished for run in runs):
-        said += page.paragraph("* with unfinished runs, as far as they are", "small")
-    said += statistics(runs, teacher, looks, bootstrap, output)
-    said += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
+        html += page.paragraph("*: with unfinished runs, as far as they are recorded.", "small")
+    html += output.table(tables.speed(runs, teacher, threshold, bootstrap), teacher)
+    html += statistics(runs, teacher, looks, bootstrap, output)
+    html += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
     if differing := disagreements([(run.agent, run.settings) for run in runs]):
-        said += "<h3>Settings in which they differ</h3>\n" + page.listing(
+        html += "<h3>Settings in which they differ</h3>\n" + page.listing(
             [
                 f"{setting}: " + "; ".join(f"{value} ({', '.join(agents)})" for value, agents in values.items())
                 for setting, values in differing.items()
             ]
         )
-    return said
+    return html
 
 
-def robustness_section(runs: Sequence[Run], bootstrap: Bootstrap, output: Output) -> str:
-    """The matrix agent by teacher."""
+def robustness_section(runs: Sequence[RecordedRun], bootstrap: Bootstrap, output: Output) -> str:
+    """How much agents lose with other teachers than the rational one."""
     if RATIONAL not in names(runs, "teacher") or len(names(runs, "teacher")) < 2:
-        return page.paragraph("It takes runs with the rational teacher and with another one: oracle=rational,...")
+        return page.paragraph("This needs runs with the rational teacher and with another one: oracle=rational,...")
     table = tables.robustness(runs, bootstrap)
     caption = (
-        "An agent's mean score over tasks as a share of its own with the rational teacher, on tasks that it has runs "
-        "of with both."
+        "An agent's mean score over tasks, divided by its mean score with the rational teacher, on the tasks that it "
+        "has runs of with both."
     )
     return output.figure("robustness", figures.robustness(table), caption) + output.table(table, show=True)
 
 
-def made_section(runs: Sequence[Run]) -> str:
-    """What it takes to make this again; each teacher's section has the commands of its runs."""
-    said = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
-    said += page.paragraph("The commands that make the runs again, all together:")
-    said += page.listing(commands(run.settings for run in runs))
-    said += page.paragraph("Versions that this report was made with, and those of the runs (how many of them):")
-    return said + page.listing(compare_versions([run.folder for run in runs]))
+def made_section(runs: Sequence[RecordedRun]) -> str:
+    """How to repeat the report and its runs, and with which versions they were made."""
+    html = page.listing([shlex.join(["python", "-m", "pbrl.report", *sys.argv[1:]])])
+    html += page.paragraph("The commands that repeat all runs:")
+    html += page.listing(commands(run.settings for run in runs))
+    html += page.paragraph("Versions of this report, and those of the runs with the number of runs:")
+    return html + page.listing(compare_versions([run.folder for run in runs]))
 
 
-def remarks(runs: Sequence[Run], left_out: Mapping[Path, str]) -> list[str]:
-    """What a reader must know before anything else."""
-    said = [
-        f"Unfinished, used as far as it is: {run.folder} ({run.iterations} of {run.settings['iterations']} iterations)."
+def remarks(runs: Sequence[RecordedRun], left_out: Mapping[Path, str]) -> list[str]:
+    """Warnings that come first: unfinished runs, folders left out, runs of one name with different settings."""
+    found = [
+        f"Unfinished, used as far as it is recorded: {run.folder} "
+        f"({run.iterations} of {run.settings['iterations']} iterations)."
         for run in runs
         if not run.finished
     ]
-    said += [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
+    found += [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
     mixed: dict[tuple[str, str], str] = {}
     for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs}):
         group = select(runs, agent=agent, task=task, teacher=teacher)
         for setting, values in disagreements([(str(run.folder), run.settings) for run in group]).items():
             each = "; ".join(f"{value} in {folders[0]}" for value, folders in values.items())
             mixed.setdefault((agent, setting), f"{setting} ({each})")
-    said += [f"Runs called {agent} differ in {what}: give them different names." for (agent, _), what in mixed.items()]
-    return said
+    found += [f"Runs called {agent} differ in {what}: give them different names." for (agent, _), what in mixed.items()]
+    return found

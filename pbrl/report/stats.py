@@ -4,12 +4,12 @@ A benchmark is one array of scores per task, runs along the last axis; scores ar
 maximum. Statistics broadcast over leading axes, which is how a bootstrap computes all of its resamples at once.
 
 Intervals are 95 % percentile intervals of a bootstrap stratified by task, widened about the estimate for few runs.
-Resampling n runs of a task sees only (n - 1) / n of the variance, and a normal quantile knows nothing of how badly
-few runs tell it: with five runs on six tasks plain percentile intervals hold the truth in 88 to 93 of 100 benchmarks.
-Widening by sqrt(N / (N - T)) t / z, for N runs of T tasks, is what makes the interval of a mean Student's. Hesterberg
-(2015, What Teachers Should Know About the Bootstrap) makes the same correction in the percentiles' levels, whose
-intervals cannot leave the range of the sample: too narrow for one task of five runs.
-What was measured is in docs/report.md, and tests/test_stats_coverage.py measures it again.
+Resampling n runs of a task shows only (n - 1) / n of their variance, and a normal quantile ignores that few runs
+estimate the variance badly: with five runs on six tasks, plain percentile intervals contain the truth in 88 to 93 of
+100 benchmarks. Widening by sqrt(N / (N - T)) t / z, for N runs of T tasks, makes the interval of a mean Student's.
+Hesterberg (2015, What Teachers Should Know About the Bootstrap) makes the same correction in the percentiles' levels,
+but such intervals cannot leave the range of the sample: too narrow for one task of five runs.
+The measured coverage is in docs/report.md; tests/report/test_stats_coverage.py measures it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Benchmark = Sequence[Float64]  # one array per task [..., runs]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, or an array of numbers, with the ends of its 95 % interval; nan where there is none."""
+    """A number, or an array of numbers, with the ends of its 95 % interval; nan where there is no interval."""
 
     value: Float64
     low: Float64
@@ -41,7 +41,7 @@ def interquartile_mean(benchmark: Benchmark) -> Float64:
 
 
 def optimality_gap(benchmark: Benchmark) -> Float64:
-    """How far the runs stay below the maximum on average; what exceeds it does not make up for others."""
+    """How far runs stay below the maximum on average; runs above the maximum do not make up for others."""
     return np.asarray(1.0 - np.minimum(_pooled(benchmark), 1.0).mean(axis=-1))
 
 
@@ -52,7 +52,7 @@ def profile(benchmark: Benchmark, thresholds: Float64) -> Float64:
 
 
 def probability_of_improvement(first: Benchmark, second: Benchmark) -> Float64:
-    """How probably a run of the first beats one of the second on a random task; a tie is half a win."""
+    """The probability that a run of the first beats a run of the second on a random task; a tie counts half."""
     tasks = []
     for ours, theirs in zip(first, second, strict=True):
         gap = ours[..., :, None] - theirs[..., None, :]
@@ -73,7 +73,7 @@ def estimate(
     seed: int,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
-    """A statistic of one or more benchmarks with its interval; without one if some task has only one run."""
+    """A statistic of one or more benchmarks with its interval; no interval if some task has only one run."""
     value = statistic(*benchmarks)
     tasks = [task for benchmark in benchmarks for task in benchmark]
     if min(len(task) for task in tasks) < 2:
@@ -91,12 +91,12 @@ def estimate(
 
 
 def _widening(tasks: Sequence[Float64]) -> float:
-    """How much wider than its bootstrap's an interval must be, for few runs."""
+    """The factor by which an interval must be wider than the bootstrap's, for few runs."""
     runs = np.array([len(task) for task in tasks])
     variance = np.array([task.var(ddof=1) for task in tasks])
     if not variance.any():
         return 1.0  # all runs of a task are equal, and so are all resamples
-    freedom = variance.sum() ** 2 / (variance**2 / (runs - 1)).sum()  # Welch and Satterthwaite's
+    freedom = variance.sum() ** 2 / (variance**2 / (runs - 1)).sum()  # by Welch and Satterthwaite
     unseen = runs.sum() / (runs.sum() - len(runs))
     return math.sqrt(unseen) * float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))
 

@@ -1,4 +1,4 @@
-"""What a set of runs has to say in numbers: returns, statistics and robustness."""
+"""The tables of a report: returns, learning speed, statistics over tasks and robustness."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pbrl.report import stats
-from pbrl.report.runs import Run
+from pbrl.report.runs import RecordedRun
 from pbrl.report.stats import Estimate
 from pbrl.types import Float64
 
@@ -20,7 +20,7 @@ RATIONAL = "rational"
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are made."""
+    """How all intervals are made."""
 
     resamples: int
     seed: int
@@ -32,7 +32,7 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as shown, and the numbers behind it."""
+    """A table as it is shown, and the numbers behind it."""
 
     name: str  # of its files
     title: str
@@ -40,31 +40,32 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
     records: list[dict[str, object]] = field(default_factory=list)
     keys: int = 1  # how many of the columns say what a row is about
+    best: set[tuple[int, int]] = field(default_factory=set)  # rows and columns of the cells in bold
 
 
-def names(runs: Iterable[Run], attribute: str) -> list[str]:
+def names(runs: Iterable[RecordedRun], attribute: str) -> list[str]:
     """All agents, tasks or teachers, in order."""
     return sorted({getattr(run, attribute) for run in runs})
 
 
-def select(runs: Iterable[Run], **wanted: str) -> list[Run]:
+def select(runs: Iterable[RecordedRun], **wanted: str) -> list[RecordedRun]:
     """The runs of an agent, task or teacher."""
     return [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
 
 
-def scores(runs: Sequence[Run], tasks: Sequence[str]) -> stats.Benchmark:
+def scores(runs: Sequence[RecordedRun], tasks: Sequence[str]) -> stats.Benchmark:
     """The score of each run, by task."""
     return [np.array([run.score for run in select(runs, task=task)]) for task in tasks]
 
 
-def shared_tasks(runs: Sequence[Run]) -> list[str]:
-    """Tasks that every agent has runs of: only over these are agents compared."""
+def shared_tasks(runs: Sequence[RecordedRun]) -> list[str]:
+    """Tasks that every agent has runs of. Statistics over tasks compare agents on these only."""
     agents = names(runs, "agent")
     return [task for task in names(runs, "task") if names(select(runs, task=task), "agent") == agents]
 
 
 def shown(estimate: Estimate, digits: int = 3) -> str:
-    """An estimate in words."""
+    """An estimate as text: 0.52 [0.48, 0.57]."""
     if math.isnan(estimate.value):
         return "-"
     if math.isnan(estimate.low):
@@ -77,31 +78,103 @@ def numbers(estimate: Estimate) -> dict[str, object]:
     return {"value": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
 
 
-def returns(runs: Sequence[Run], teacher: str, quantity: str, title: str) -> Table:
-    """Mean and standard error of the runs' final or evaluated return: tasks by agents."""
+def mean(benchmark: stats.Benchmark) -> Float64:
+    """The mean over the runs of one task."""
+    return np.asarray(benchmark[0].mean(axis=-1))
+
+
+def returns(runs: Sequence[RecordedRun], teacher: str, quantity: str, title: str, bootstrap: Bootstrap) -> Table:
+    """Mean over seeds of the runs' final or evaluated return: tasks by agents.
+
+    The highest mean of a task is in bold; "≈" marks agents whose mean is within its interval.
+    """
     agents = names(runs, "agent")
     table = Table(quantity, title, ["task", *agents])
     for task in names(runs, "task"):
-        row = [task]
+        found: dict[str, Estimate] = {}
+        marks: dict[str, str] = {}
         for agent in agents:
             group = select(runs, task=task, agent=agent)
             values = np.array([getattr(run, quantity) for run in group])
             values = values[np.isfinite(values)]
-            mean = values.mean() if len(values) else math.nan
-            error = float(stats.standard_error(values)) if len(values) else math.nan
+            nothing = Estimate(*(np.array(math.nan) for _ in range(3)))
+            found[agent] = bootstrap(mean, [values]) if len(values) else nothing
             unfinished = sum(not run.finished for run in group)
-            spread = f" ± {error:.1f}" if len(values) > 1 else " (one seed)"
-            row.append(f"{mean:.1f}{spread}{' *' if unfinished else ''}" if len(values) else "-")
+            marks[agent] = " *" if unfinished and len(values) else ""
+            error = float(stats.standard_error(values)) if len(values) else math.nan
             record = {"teacher": teacher, "task": task, "agent": agent, "seeds": len(values), "unfinished": unfinished}
-            table.records.append({**record, "mean": float(mean), "standard_error": error})
-        table.rows.append(row)
+            record |= {"mean": float(found[agent].value), "low": float(found[agent].low)}
+            table.records.append({**record, "high": float(found[agent].high), "standard_error": error})
+        known = [agent for agent in agents if not math.isnan(found[agent].value)]
+        if len(known) > 1:
+            best = max(known, key=lambda agent: float(found[agent].value))
+            table.best.add((len(table.rows), 1 + agents.index(best)))
+            for agent in known:
+                if agent != best and found[agent].value >= found[best].low:
+                    marks[agent] = f" ≈{marks[agent]}"
+        table.rows.append([task, *(shown(found[agent], 1) + marks[agent] for agent in agents)])
     return table
 
 
-def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table:
-    """Interquartile mean and optimality gap of every agent over the tasks that all have."""
+def speed(runs: Sequence[RecordedRun], teacher: str, threshold: float, bootstrap: Bootstrap) -> Table:
+    """How fast agents learn: the area under the curve, and the iterations until a return is reached.
+
+    The area is the mean of a run's scores over its iterations. The iterations are a median over seeds, where a run
+    that does not reach the threshold counts as the slowest.
+    """
+    columns = ["task", "agent", "area under the curve", f"iterations to {threshold:g}", "seeds that reach it"]
+    title = f"Learning speed: area under the curve, and iterations to a score of {threshold:g}"
+    table = Table("speed", title, columns, keys=2)
+    for task in names(runs, "task"):
+        for agent in names(select(runs, task=task), "agent"):
+            group = select(runs, task=task, agent=agent)
+            area = bootstrap(mean, [np.array([run.scores.mean() for run in group])])
+            first = np.array([_iterations_to(run, threshold) for run in group])
+            reached = int(np.isfinite(first).sum())
+            median = float(np.sort(first)[(len(first) - 1) // 2])  # of an even number, the lower one: never half of inf
+            cell = f"{median:,.0f}" if math.isfinite(median) else "-"
+            table.rows.append([task, agent, shown(area), cell, f"{reached} of {len(group)}"])
+            record = {"teacher": teacher, "task": task, "agent": agent, "seeds": len(group), "threshold": threshold}
+            area_record = {f"area_{name}": value for name, value in numbers(area).items()}
+            iterations = median if math.isfinite(median) else math.nan
+            table.records.append({**record, **area_record, "iterations": iterations, "reached": reached})
+    return table
+
+
+def _iterations_to(run: RecordedRun, threshold: float) -> float:
+    """The number of iterations up to the first whose score is at least the threshold; inf if there is none."""
+    reached = np.flatnonzero(run.scores >= threshold)
+    return float(run.metrics["iteration"][reached[0]] + 1) if len(reached) else math.inf
+
+
+def headline(table: Table, teacher: str) -> str:
+    """The result over all tasks in a sentence, from the table of `aggregates`; empty if there are not two agents."""
+    middle = [record for record in table.records if record["statistic"] == "interquartile_mean"]
+    if len(middle) < 2:
+        return ""
+    first, *others = sorted(middle, key=lambda record: -_number(record["value"]))
+    tasks = f"{first['tasks']} task{'' if first['tasks'] == 1 else 's'}"
+    interval = "" if math.isnan(_number(first["low"])) else f" [{first['low']:.3f}, {first['high']:.3f}]"
+    close = [str(record["agent"]) for record in others if _number(record["value"]) >= _number(first["low"])]
+    sentence = (
+        f"With the {teacher} teacher, {first['agent']} has the highest interquartile mean over {tasks}: "
+        f"{first['value']:.3f}{interval}"
+    )
+    if math.isnan(_number(first["low"])):
+        return f"{sentence}, from single seeds."
+    return f"{sentence}. Within this interval: {', '.join(close) or 'no other agent'}."
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
+    """Interquartile mean and optimality gap of every agent, over the tasks that all agents have."""
     table = Table("aggregates", "Over all tasks", ["agent", "interquartile mean", "optimality gap", "runs"])
     tasks = shared_tasks(runs)
+    middles: list[float] = []
     for agent in names(runs, "agent") if tasks else []:
         benchmark = scores(select(runs, agent=agent), tasks)
         every = np.concatenate(benchmark)
@@ -110,14 +183,17 @@ def aggregates(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table
         gap = bootstrap(stats.optimality_gap, benchmark, bounds=(0, possible[1]))
         count = sum(len(task) for task in benchmark)
         table.rows.append([agent, shown(middle), shown(gap), str(count)])
+        middles.append(float(middle.value))
         for statistic, estimate in (("interquartile_mean", middle), ("optimality_gap", gap)):
             record = {"teacher": teacher, "agent": agent, "statistic": statistic, "tasks": len(tasks), "runs": count}
             table.records.append({**record, **numbers(estimate)})
+    if len(middles) > 1:
+        table.best.add((middles.index(max(middles)), 1))
     return table
 
 
-def improvement(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Table:
-    """How probably a run of one agent beats a run of another, for every two agents that share a task."""
+def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
+    """The probability that a run of one agent beats a run of another, for every two agents that share a task."""
     table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"], keys=2)
     for first, second in combinations(names(runs, "agent"), 2):
         two = select(runs, agent=first) + select(runs, agent=second)
@@ -130,8 +206,8 @@ def improvement(runs: Sequence[Run], teacher: str, bootstrap: Bootstrap) -> Tabl
     return table
 
 
-def robustness(runs: Sequence[Run], bootstrap: Bootstrap) -> Table:
-    """Every agent's mean score with every teacher as a share of its own with the rational one, on shared tasks."""
+def robustness(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Table:
+    """Mean scores with each teacher, as a share of the same agent's with the rational one, on shared tasks."""
     teachers = names(runs, "teacher")
     teachers.sort(key=lambda teacher: (teacher != RATIONAL, teacher))
     table = Table("robustness", "Final return relative to the rational teacher", ["agent", *teachers])

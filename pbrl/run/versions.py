@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""The versions that a run was made with: `versions.json` in its folder, one entry for each time they changed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ import platform
 import subprocess
 from pathlib import Path
 
+from pbrl.run.files import write_atomically
+
+FILE = "versions.json"
 PACKAGES = ("pbrl", "numpy", "scipy", "torch", "mujoco", "dm_control", "numba", "hydra-core", "matplotlib")
 
 
-def note_versions(folder: Path) -> None:
-    """Add the versions of now to a run's versions.json, unless they are the last that it was continued with."""
-    noted = noted_versions(folder)
-    if noted[-1:] != [now := versions()]:
-        temporary = folder / "versions.json.new"
-        temporary.write_text(json.dumps([*noted, now], indent=2) + "\n")
-        temporary.replace(folder / "versions.json")
-
-
-def noted_versions(folder: Path) -> list[dict[str, str]]:
-    """What a run was made with, one entry for each time it changed; none if nobody noted it."""
-    try:
-        return list(json.loads((folder / "versions.json").read_text()))
-    except (OSError, ValueError):
-        return []
-
-
 def versions() -> dict[str, str]:
-    """Of everything that numbers depend on, and the commit if pbrl runs from its repository."""
+    """The versions of everything that numbers depend on, and the commit if pbrl runs from its repository."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -39,12 +25,34 @@ def versions() -> dict[str, str]:
     return found | {"commit": commit(Path(__file__).parents[2]) or "unknown"}
 
 
+def note_versions(folder: Path) -> None:
+    """Add the present versions to a run's versions.json, unless its last entry has the same."""
+    noted = noted_versions(folder)
+    if noted[-1:] != [present := versions()]:
+        write_atomically(folder / FILE, json.dumps([*noted, present], indent=2) + "\n")
+
+
+def noted_versions(folder: Path) -> list[dict[str, str]]:
+    """The entries of a run's versions.json; empty if there is no such file or it is damaged."""
+    try:
+        entries = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(entries, list):
+        return []
+    return [
+        {package: version for package, version in entry.items() if isinstance(version, str)}
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
+
+
 def commit(root: Path) -> str | None:
-    """The commit of the repository at `root`, "-dirty" with changes to it; None if there is no repository or no git."""
+    """The commit of the repository at `root`, with "-dirty" if files were changed; None without repository or git."""
     if not (root / ".git").exists():  # a repository around the environment that pbrl is installed in is not ours
         return None
-    how = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        return subprocess.run(how, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,4 +1,4 @@
-"""Runs that nobody trained: folders as `pbrl.train` leaves them, with curves one knows."""
+"""Made-up runs: folders as `pbrl.train` leaves them, with known curves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from pbrl.report.provenance import presets
 
@@ -28,6 +29,7 @@ def write_run(
     """A run of one iteration for each return, evaluated at the last to be 10 better."""
     config = copy.deepcopy(presets()["train"])
     config |= {"agent": copy.deepcopy(presets()["agent"][agent]), "oracle": copy.deepcopy(presets()["oracle"][oracle])}
+    config["choices"] = {"agent": agent, "env": task, "oracle": oracle}
     config |= {"env": {"name": task, "steps": None}, "seed": seed, "iterations": len(returns), "name": agent}
     for path, value in (settings or {}).items():
         node = config
@@ -38,7 +40,8 @@ def write_run(
     folder = root / task / config["name"] / oracle / f"seed_{seed}"
     folder.mkdir(parents=True)
     config["folder"] = str(folder)
-    (folder / "config.yaml").write_text(yaml.dump(config, sort_keys=False))
+    resolved = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    (folder / "config.yaml").write_text(yaml.dump(resolved, sort_keys=False))
     rows = []
     for i, value in enumerate(returns):
         row = {"iteration": i, "return_mean": value, "return_std": 1.0}

@@ -11,7 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 
@@ -33,7 +33,9 @@ onload = () => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 500])  # a window of Chromium is no narrower
-def test_the_page_is_whole_and_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_the_page_is_whole_and_loads_nothing_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     assert browser is not None, f"this test needs one of {', '.join(names)}: apt-get install chromium"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -12,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 from pbrl.report.files import to_latex
-from pbrl.report.tables import Table
+from pbrl.report.runs import find
+from pbrl.report.tables import Bootstrap, Table, aggregates, headline, returns, speed
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
 HEIGHTS = {("ncrs", "walker_walk"): 800.0, ("ncrs", "cheetah_run"): 600.0, ("zpg", "walker_walk"): 400.0}
@@ -91,7 +93,8 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
         row = final["irrational", task, agent]
         assert float(row["mean"]) == pytest.approx(height / 2)
         assert float(row["standard_error"]) == pytest.approx(10 / 3**0.5)
-        assert f"{height / 2:.1f} ± 5.8" in printed
+        assert float(row["low"]) < height / 2 < float(row["high"])
+        assert f"{height / 2:.1f} [{float(row['low']):.1f}, {float(row['high']):.1f}]" in printed
     for row in rows(folder / "tables" / "robustness.csv"):
         assert float(row["value"]) == pytest.approx(TEACHERS[row["teacher"]])
     assert {row["bits"] for row in rows(folder / "tables" / "ledger.csv")} == {"320.0", "3200.0"}
@@ -103,6 +106,7 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
     assert figures == {path.stem for path in (folder / "figures").glob("*.svg")}
     axes = ("iteration", "trajectories", "pairs_asked", "env_steps", "seconds")
     kinds = [*(f"curves_{axis}" for axis in axes), "aggregates", "profiles", "improvement"]
+    kinds.append("evaluation")
     assert figures == {"robustness", *(f"{kind}_{teacher}" for kind in kinds for teacher in TEACHERS)}
 
     page = (folder / "index.html").read_text()
@@ -113,7 +117,13 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
     assert sorted(requests.pictures) == sorted(path.read_bytes() for path in (folder / "figures").glob("*.png"))
     assert len(set(requests.ids)) == len(requests.ids)
     assert set(requests.targets) <= set(requests.ids)
-    assert len(requests.targets) == 5 + 2 * len(axes)  # sections, and the tabs of both teachers
+    assert len(requests.targets) == 5 + 2 * (len(axes) + 1)  # sections, and the tabs of both teachers
+    sentence = "With the rational teacher, ncrs has the highest interquartile mean over 2 tasks: 0.700 ["
+    assert sentence in page
+    assert sentence in " ".join(printed.split())
+    assert "Within this interval: no other agent." in page
+    assert re.findall(r"<td><strong>(\d+)\.", page).count("800") == 1  # the best of its task
+    assert r"\textbf{800.0 [" in (folder / "tables" / "final_return_rational.tex").read_text()
     assert "python -m pbrl.train -m agent=ncrs,zpg env=cheetah_run,walker_walk oracle=irrational,rational" in page
     assert "agent.policy" not in page  # they differ in nothing that both have
     for said in (page, printed):
@@ -128,11 +138,11 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
 def test_one_seed_of_one_agent_on_one_task_has_no_intervals(tmp_path: Path, report: Command) -> None:
     write_run(tmp_path / "runs", [1.0, 2.0], drop=["eval_return"])
     printed = report(tmp_path, "runs", "--output", "elsewhere")
-    assert "2.0 (one seed)" in printed
+    assert "2.0 (one seed: no interval)" in printed
     assert "0.002 (one seed: no interval)" in printed
     page = (tmp_path / "elsewhere" / "index.html").read_text()
     assert "Unequal budgets" not in page
-    assert "It takes runs with the rational teacher" in page
+    assert "This needs runs with the rational teacher" in page
     (row,) = rows(tmp_path / "elsewhere" / "tables" / "final_return.csv")
     assert row["standard_error"] == ""
     assert not list((tmp_path / "elsewhere").glob("figures/improvement*"))
@@ -147,11 +157,13 @@ def test_unfinished_broken_and_mixed_runs_are_named(tmp_path: Path, report: Comm
     printed = report(tmp_path, ".")
     page = (tmp_path / "report" / "index.html").read_text()
     for said in (" ".join(printed.split()), page):
-        assert f"Unfinished, used as far as it is: {unfinished.relative_to(tmp_path)} (2 of 3 iterations)" in said
+        assert (
+            f"Unfinished, used as far as it is recorded: {unfinished.relative_to(tmp_path)} (2 of 3 iterations)" in said
+        )
         assert f"Left out: {broken.relative_to(tmp_path)}: " in said
         assert "Runs called ncrs differ in agent.votes (32 in " in said
         assert f"16 in {mixed.relative_to(tmp_path)}" in said
-    assert "2.7 ± 0.3 *" in printed
+    assert re.search(r"2\.7 \[\d\.\d, \d\.\d\] \*", printed)
 
 
 def test_agents_are_compared_on_the_tasks_that_they_share(tmp_path: Path, report: Command) -> None:
@@ -173,6 +185,47 @@ def test_intervals_end_where_scores_must(tmp_path: Path, report: Command) -> Non
     ends = [(float(row["low"]), float(row["high"])) for row in rows(tmp_path / "report/tables/aggregates.csv")]
     assert min(ends) == (0.0, 1.0)
     assert all(0 <= low < high <= 1 for low, high in ends)
+
+
+def test_an_agent_within_the_interval_of_the_best_is_marked(tmp_path: Path) -> None:
+    for seed, noise in enumerate((-100.0, 0.0, 100.0)):
+        write_run(tmp_path, [500.0 + noise], seed=seed)
+        write_run(tmp_path, [480.0 + noise], seed=seed, agent="zpg")
+        write_run(tmp_path, [10.0 + noise / 100], seed=seed, agent="dpo")
+    runs, _ = find([tmp_path])
+    table = returns(runs, "irrational", "final_return", "", Bootstrap(200, 0))
+    ((_, dpo, ncrs, zpg),) = table.rows
+    assert table.best == {(0, 2)}  # ncrs's
+    assert [cell.endswith("≈") for cell in (dpo, ncrs, zpg)] == [False, False, True]
+    sentence = headline(aggregates(runs, "irrational", Bootstrap(200, 0)), "irrational")
+    assert sentence.startswith(
+        "With the irrational teacher, ncrs has the highest interquartile mean over 1 task: 0.500 ["
+    )
+    assert sentence.endswith("Within this interval: zpg.")
+
+
+def test_learning_speed_by_hand(tmp_path: Path) -> None:
+    for seed, curve in enumerate([[0.0, 500.0, 700.0], [0.0, 100.0, 500.0], [0.0, 0.0, 0.0]]):
+        write_run(tmp_path, curve, seed=seed)
+    runs, _ = find([tmp_path])
+    (record,) = speed(runs, "irrational", 0.5, Bootstrap(200, 0)).records
+    assert record["area_value"] == pytest.approx((0.4 + 0.2 + 0.0) / 3)
+    assert (record["iterations"], record["reached"]) == (3, 2)  # of 2, 3 and never
+    (record,) = speed(runs, "irrational", 0.6, Bootstrap(200, 0)).records
+    assert math.isnan(float(str(record["iterations"])))
+    assert record["reached"] == 1
+
+
+def test_agents_and_tasks_can_be_selected(tmp_path: Path, report: Command) -> None:
+    for agent in ("ncrs", "zpg", "dpo"):
+        for task in ("walker_walk", "cheetah_run"):
+            write_run(tmp_path / "runs", [1.0, 2.0], agent=agent, task=task)
+    report(tmp_path, "runs", "--agents", "ncrs,dpo", "--tasks", "cheetah_run", "--title", "Mine & yours")
+    found = {(row["agent"], row["task"]) for row in rows(tmp_path / "report" / "tables" / "runs.csv")}
+    assert found == {("ncrs", "cheetah_run"), ("dpo", "cheetah_run")}
+    assert "<h1>Mine &amp; yours</h1>" in (tmp_path / "report" / "index.html").read_text()
+    with pytest.raises(SystemExit, match="there are no runs of the agent 'ncsr', only of dpo, ncrs, zpg"):
+        report(tmp_path, "runs", "--agents", "ncsr")
 
 
 def test_agents_that_share_no_task_are_not_compared(tmp_path: Path, report: Command) -> None:

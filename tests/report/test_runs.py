@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.synthetic_runs import write_run
+from synthetic_runs import write_run
 
 from pbrl.report.runs import NotARunError, find, load
 from pbrl.run.record import RecordError
