@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pbrl.run.loop import DivergedError
 from pbrl.search import Rule
 from pbrl.types import Float32
 
@@ -40,10 +41,6 @@ BLOCK = 1024  # numbers that are generated together
 HALF = BLOCK // 2  # radii in a block
 PIECE = 256 * BLOCK  # numbers of a tensor that one thread moves at a time
 MANTISSA = 24  # bits of a float32
-
-
-class DivergedError(RuntimeError):
-    """The search has diverged and cannot continue; the message says why, and what to change."""
 
 
 def _fused(function: Function) -> Function:

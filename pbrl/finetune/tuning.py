@@ -28,23 +28,18 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from rich.logging import RichHandler
 from torch import Tensor
-from tqdm import tqdm
 
 from pbrl.finetune import problem as finetune_problem
-from pbrl.finetune.inplace import DivergedError
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.runs import best_settings, target_of_sgd
-from pbrl.report.provenance import note_versions
-from pbrl.run import checkpoint
-from pbrl.run.folder import alone_in, prepare
+from pbrl.run import checkpoint, loop
+from pbrl.run.folder import lock, prepare
+from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
-from pbrl.run.record import Record, RecordError
+from pbrl.run.record import RecordError
 from pbrl.run.settings import ConfigurationError, check_node, instantiate, suggest
-from pbrl.run.signals import signals_noted
 from pbrl.threads import cores
-
-log = logging.getLogger(__name__)
 
 
 class SGD:
@@ -74,6 +69,7 @@ class Tuning:
 
     def __init__(self, cfg: DictConfig, target: float | None) -> None:
         self.folder, self.target = Path(cfg.folder), target
+        self.iterations, self.evaluate_every, self.keep_weights = cfg.iterations, cfg.evaluation.every, cfg.keep_weights
         self.problem = build_problem(cfg)
         directions = int(np.random.SeedSequence(cfg.seed).generate_state(3)[2])  # the first two: build_problem's
         self.tuner = instantiate(
@@ -82,19 +78,17 @@ class Tuning:
             parameters=self.problem.tuned,
             seed=directions,
             threads=cfg.threads or cores(),
-            _convert_="all",
         )
         self.best = 0.0  # best accuracy so far
         self.ended = ""  # why the run ended before its last iteration: arrived or diverged
 
-    def iterate(self, evaluate: bool) -> dict[str, float]:
+    def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration; returns its metrics."""
         begin = time.perf_counter()
-        iteration = self.tuner.iteration
         batch = self.problem.batch(iteration)
         metrics: dict[str, float] = {"iteration": iteration, **self.tuner.step(lambda: self.problem.loss(batch))}
         metrics["seconds_learn"] = time.perf_counter() - begin
-        if evaluate:
+        if (iteration + 1) % self.evaluate_every == 0 or iteration == self.iterations - 1:
             accuracy, loss = self.problem.evaluate()
             self.best = max(self.best, accuracy)
             metrics |= {"accuracy": accuracy, "validation_loss": loss, "best_accuracy": self.best}
@@ -103,17 +97,25 @@ class Tuning:
                 self.ended = "arrived"
         return metrics
 
-    def save(self, iteration: int, *, weights: bool) -> None:
-        """Write a checkpoint of the state after the iteration."""
-        kept = dict(self.problem.tuned) if weights else {}
-        state = {"weights": kept, "best": self.best, "target": self.target, "ended": self.ended}
-        checkpoint.save(self.folder / "checkpoint", iteration, state)
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """What the progress bar shows."""
+        return f"best accuracy {self.best:.3f}" if self.best else f"loss {metrics['loss']:.3f}"
+
+    def save(self, iteration: int) -> None:
+        """The checkpoint is all that a run leaves."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly; a finished run may go without its weights."""
+        finished = bool(self.ended) or self.tuner.iteration >= self.iterations
+        weights = dict(self.problem.tuned) if self.keep_weights or not finished else {}
+        about = {"best": self.best, "target": self.target, "ended": self.ended, "iteration": self.tuner.iteration}
+        return {"weights": weights, **about}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any], iteration: int) -> None:
-        """Resume after an iteration."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
         self.best, self.target, self.ended = state["best"], state["target"], state["ended"]
-        self.tuner.iteration = iteration + 1
+        self.tuner.iteration = state["iteration"]
         for name, weights in state["weights"].items():
             self.problem.tuned[name].copy_(weights)
 
@@ -149,7 +151,7 @@ def check(cfg: DictConfig) -> None:
             raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
     if cfg.target not in (None, "sgd") and not (isinstance(cfg.target, float) and 0 < cfg.target < 1):
         raise ConfigurationError(f"target must be null, sgd, or an accuracy between 0 and 1, not {cfg.target!r}")
-    check_node(OmegaConf.to_container(cfg.method, resolve=True), "method")
+    check_node(OmegaConf.to_container(cfg.method, resolve=True), "method", allow=cfg.allow)
     for group, loader in (("model", "pbrl.finetune.pretrained.load"), ("task", "pbrl.finetune.paraphrases.load")):
         node: dict[str, Any] = OmegaConf.to_container(cfg[group], resolve=True)  # type: ignore[assignment]
         rest = {
@@ -178,61 +180,20 @@ def finetune(cfg: DictConfig) -> None:
         tuning = Tuning(cfg, target)  # before the folder is made: a refused run leaves none behind
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    prepare(cfg)
-    with alone_in(tuning.folder):
-        tune(tuning, cfg, saved)
-
-
-def tune(tuning: Tuning, cfg: DictConfig, saved: tuple[int, dict[str, Any]] | None) -> None:
-    """Iterate, from the last checkpoint if there is one, until the target or the last iteration."""
-    start = 0
-    if saved is not None:
-        start = saved[0] + 1
-        tuning.load_state_dict(saved[1], saved[0])
-        print(f"{tuning.folder}: resuming after {start} of {cfg.iterations} iterations", flush=True)
-    note_versions(tuning.folder)
-    record = Record(tuning.folder / "metrics.jsonl", after=start - 1)
-    labels = {"job_type": f"{cfg.task.name}/{cfg.setting}/{cfg.name}", "name": str(cfg.folder)}
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    path = tuning.folder / "metrics.jsonl"
-    followers = mirrors(path, wandb=cfg.wandb, tensorboard=cfg.tensorboard, config=settings, **labels)
-    iteration = start - 1
-    try:
-        with (
-            signals_noted() as signals,
-            tqdm(total=cfg.iterations, initial=start, desc=str(tuning.folder), unit="it", mininterval=0.5) as bar,
-        ):
-            while iteration + 1 < cfg.iterations and not tuning.ended:
-                last = iteration + 2 == cfg.iterations
-                try:
-                    metrics = tuning.iterate(evaluate=last or (iteration + 2) % cfg.evaluation.every == 0)
-                except DivergedError as error:
-                    log.warning("%s: %s", tuning.folder, error)
-                    tuning.ended = "diverged"
-                    break
-                iteration += 1
-                record.write(metrics)
-                bar.update()
-                if "accuracy" in metrics:
-                    bar.set_postfix_str(f"accuracy {metrics['accuracy']:.3f}, best {tuning.best:.3f}", refresh=False)
-                if signals:
-                    break
-                if (iteration + 1) % cfg.checkpoint_every == 0:
-                    record.sync()
-                    tuning.save(iteration, weights=True)
-        finished = bool(tuning.ended) or iteration + 1 >= cfg.iterations
-        record.sync()
-        if iteration >= 0 or tuning.ended:
-            tuning.save(max(iteration, 0), weights=cfg.keep_weights or not finished)
-        if signals and not finished:
-            print(f"stopped after {iteration + 1} of {cfg.iterations} iterations; the same command resumes")
-            raise SystemExit(128 + signals[0])
-    finally:
-        record.close()
-        for follower in followers:
-            follower.close()
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    prepare(settings)
+    labels = {"job_type": f"{cfg.task.name}/{cfg.setting}/{cfg.name}", "name": str(cfg.folder), "config": settings}
+    with lock(tuning.folder):
+        loop.run(
+            tuning,
+            iterations=cfg.iterations,
+            checkpoint_every=cfg.checkpoint_every,
+            mirrors=lambda record: mirrors(record, wandb=cfg.wandb, tensorboard=cfg.tensorboard, **labels),
+            progress_bar=True,
+        )
     print(
-        f"{tuning.folder}: {tuning.ended or 'done'} after {iteration + 1} iterations, best accuracy {tuning.best:.3f}"
+        f"{tuning.folder}: {tuning.ended or 'done'} after {tuning.tuner.iteration} iterations, "
+        f"best accuracy {tuning.best:.3f}"
         + (f", target {tuning.target:.3f}" if tuning.target is not None else "")
         + f"; the majority class gives {tuning.problem.data.majority:.3f}"
     )

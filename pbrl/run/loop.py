@@ -6,6 +6,7 @@ continues from the last checkpoint; the record of a continued run is the one it 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,15 +21,21 @@ from pbrl.run.settings import ConfigurationError
 from pbrl.run.signals import Stopped, signals_noted
 from pbrl.run.versions import note_versions
 
+log = logging.getLogger(__name__)
+
 RECORD, CHECKPOINT = "metrics.jsonl", "checkpoint"
 FORMAT = 2  # of a state; 1: the ledger remembered no trajectories
+
+
+class DivergedError(RuntimeError):
+    """A learner's numbers have become useless: its run ends here, with the last good state kept."""
 
 
 class Work(Protocol):
     """What is done in a run."""
 
     folder: Path
-    ended: str  # why it is over before its last iteration; "" otherwise
+    ended: str  # why it is over before its last iteration, such as "diverged"; "" otherwise
 
     def iterate(self, iteration: int) -> Mapping[str, float]:
         """One iteration; what came of it, `iteration` among it."""
@@ -74,7 +81,13 @@ def run(
             tqdm(total=iterations, initial=start, desc=str(work.folder), unit="it", disable=not progress_bar)
         )
         for iteration in range(start, iterations):
-            metrics = work.iterate(iteration)
+            try:
+                metrics = work.iterate(iteration)
+            except DivergedError as error:
+                log.warning("%s: %s", work.folder, error)
+                work.ended = "diverged"
+                save(work, record, max(0, iteration - 1))
+                break
             record.write(metrics)
             bar.set_postfix_str(work.headline(metrics), refresh=False)
             bar.update()
@@ -82,9 +95,7 @@ def run(
             signal = signals[0] if signals else asked_to_stop()
             over = bool(work.ended) or iteration == iterations - 1
             if over or signal or (iteration + 1) % checkpoint_every == 0:
-                record.sync()
-                checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()})
-                work.save(iteration)
+                save(work, record, iteration)
             if after_iteration is not None:
                 after_iteration(iteration)
             if over:
@@ -93,6 +104,13 @@ def run(
                 bar.close()
                 print(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
                 raise Stopped(signal)
+
+
+def save(work: Work, record: Record, iteration: int) -> None:
+    """Leave a checkpoint of the state after an iteration, which the record on disk has reached."""
+    record.sync()
+    checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()})
+    work.save(iteration)
 
 
 def load(work: Work) -> int:

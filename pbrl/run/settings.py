@@ -83,12 +83,8 @@ def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> No
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True)
     if isinstance(node, Mapping):
-        target = node.get("_target_", "pbrl.")
-        if not isinstance(target, str) or target.partition(".")[0] not in (*TRUSTED, *allow):
-            raise ConfigurationError(
-                f"{path or 'a setting'} names {target!r}, which is not of {', '.join(TRUSTED)}: "
-                f"if you trust it, allow its package with allow=[{str(target).partition('.')[0]}]"
-            )
+        if "_target_" in node:
+            check_target(node["_target_"], path, allow=allow)
         for key, value in node.items():
             check_targets(value, f"{path}.{key}".lstrip("."), allow=allow)
     elif isinstance(node, list | tuple):
@@ -96,8 +92,19 @@ def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> No
             check_targets(value, path, allow=allow)
 
 
+def check_target(target: Any, path: str, *, allow: Sequence[str] = ()) -> None:
+    """Refuse the name of something in a package that is not trusted."""
+    package = str(target).partition(".")[0]
+    if not isinstance(target, str) or package not in (*TRUSTED, *allow):
+        raise ConfigurationError(
+            f"{path or 'a setting'} names {target!r}, which is not of {', '.join(TRUSTED)}: "
+            f"if you trust the package, add allow=[{package}]"
+        )
+
+
 def resolve(target: str, path: str, *, allow: Sequence[str] = ()) -> Any:
     """The class or function of that name, if it is there and was made in a trusted package."""
+    check_target(target, path, allow=allow)
     try:
         found = get_object(target)
     except Exception as error:
