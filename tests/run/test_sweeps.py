@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from test_train import ROOT, Command, record
 
 import pbrl.train
 from pbrl.run.settings import choices
-from pbrl.run.sweep import commands, told_apart
+from pbrl.run.sweep import commands, naming_overrides
 from pbrl.threads import threads_of_a_job
 
 TINY = [
@@ -46,7 +47,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
 
 
 def times(folder: Path) -> dict[Path, int]:
-    """When each file in a folder was last written; a sweep's own notes are not asked."""
+    """When each file in a folder was last written, without the files of sweeps."""
     files = (path for path in folder.rglob("*") if path.is_file() and "sweeps" not in path.parts)
     return {path: path.stat().st_mtime_ns for path in files}
 
@@ -63,7 +64,6 @@ def summary(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------ launchers
 
 
-@pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher")  # as pbrl.run.job does
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param(name, marks=[pytest.mark.slow] if name == "ray" else []) for name in choices("hydra/launcher")],
@@ -101,11 +101,13 @@ def test_threads_are_a_jobs_share(launcher: dict[str, Any], machine: int, thread
 def test_a_plugin_that_is_missing_has_its_extra_named(
     argument: str, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("hydra_plugins.") else name)
+    monkeypatch.setitem(sys.modules, "hydra_plugins", None)  # as without the extras: not even the parent package
+    for name in [name for name in sys.modules if name.startswith("hydra_plugins.")]:
+        monkeypatch.delitem(sys.modules, name)
     code, out, err = train(["-m", "seed=0,1", argument], tmp_path)
     assert code == 1
     extra = {"experiment=tune": "optuna"}.get(argument, argument.partition("=")[2])
-    assert f"{argument} needs a plugin of Hydra's that is not installed: pip install 'pbrl[{extra}]'" in err
+    assert f"{argument} needs a Hydra plugin that is not installed: pip install 'pbrl[{extra}]'" in err
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
 
@@ -123,7 +125,7 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
     assert code == 0, out + err
     assert times(tmp_path) == before
     assert out.count("nothing is left to do") == 2
-    assert summary(tmp_path).count("left alone") == 2
+    assert summary(tmp_path).count("already finished") == 2
     # One is finished, one must go on.
     assert train([*PAIR, "seed=0"], tmp_path)[0] == 0
     before = times(first)
@@ -199,7 +201,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
         patch.setattr(pbrl.train.Run, "iterate", interrupt)
         code, out, _ = train(PAIR, tmp_path)
     assert code == 128 + signal.SIGINT
-    assert "0 of 2 runs are finished; stopped by a signal, and the same command goes on" in out
+    assert "0 of 2 runs are finished; stopped by a signal: the same command continues" in out
     assert len(record(tmp_path / RUNS[2])) == 1
     assert not (tmp_path / RUNS[3]).exists()
     assert signal.getsignal(signal.SIGINT) is before
@@ -251,7 +253,7 @@ FOLDER = f"runs/${{name}}/{CHOICE}"
     ],
 )
 def test_swept_settings_are_in_a_runs_name_or_its_teachers(swept: list[str], added: list[str]) -> None:
-    assert told_apart(swept, "ncrs", FOLDER) == added
+    assert naming_overrides(swept, "ncrs", FOLDER) == added
 
 
 def test_runs_of_different_settings_do_not_collide(train: Command, tmp_path: Path) -> None:
