@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pbrl.run.files import write_atomically
 from pbrl.run.record import read
@@ -45,8 +45,8 @@ def run_job(
     hydra = HydraConfig.get()
     folder = Path(hydra.sweep.dir)
     path = folder / "jobs" / f"{hydra.job.num}.json"
-    job: dict[str, Any] = {"run": str(cfg.folder), "overrides": list(hydra.overrides.task)}
-    job |= {"host": platform.node(), "process": os.getpid()}
+    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as they were given
+    job = {"run": str(cfg.folder), "overrides": overrides, "host": platform.node(), "process": os.getpid()}
 
     def write_state(state: str, **more: Any) -> None:
         write_atomically(path, json.dumps({**job, "state": state, **more}, indent=2) + "\n")

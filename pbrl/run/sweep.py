@@ -93,7 +93,9 @@ class Sweep:
     def watch(self) -> None:
         """Show a progress bar of the jobs that have ended."""
         with tqdm(total=self.total, desc=str(self.folder), unit="run") as bar:
-            while not self.over.wait(POLL_SECONDS):
+            over = False
+            while not over:
+                over = self.over.wait(POLL_SECONDS)
                 bar.update(sum(state["state"] not in (NOT_STARTED, RUNNING) for state in self.states()) - bar.n)
 
     def states(self) -> list[dict[str, Any]]:
@@ -176,12 +178,11 @@ class Begin(Callback):
             raise ConfigurationError(
                 "this would search for the lowest return: use experiment=tune, or add hydra.sweeper.direction=maximize"
             )
-        params = sweeper.get("params") or {}
-        given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+        settings: Any = OmegaConf.to_container(config, resolve=False)  # ${...} is resolved in each job, not here
+        params = settings["hydra"]["sweeper"].get("params") or {}
+        given = [*(f"{key}={value}" for key, value in params.items()), *settings["hydra"]["overrides"]["task"]]
         parsed = {each.get_key_element(): each for each in OverridesParser.create().parse_overrides(given)}
         swept = [key for key, override in parsed.items() if override.is_sweep_override()]
-        settings = OmegaConf.to_container(config, resolve=False)
-        assert isinstance(settings, dict)
         digest = hashlib.sha256(" ".join(sorted(given)).encode()).hexdigest()[:8]
         name = "-".join(sorted(key.split(".")[-1].strip("+/") for key in swept))[:LONGEST_NAME]
         sweep = f"{name or 'runs'}-{digest}"
@@ -193,7 +194,7 @@ class Begin(Callback):
         is_search = not sweeper["_target_"].endswith("BasicSweeper")  # which knows its jobs only as it goes
         jobs = [] if is_search else plan(config, [*given, *added])
         own = ("hydra.mode", "hydra/sweeper", "hydra.sweeper", "hydra.sweep.")
-        again = [each for each in config.hydra.overrides.hydra if not each.startswith(own)]
+        again = [each for each in settings["hydra"]["overrides"]["hydra"] if not each.startswith(own)]
         sweeps.append(
             Sweep(
                 folder,
