@@ -1,7 +1,8 @@
 """A video of what a run has learnt.
 
     python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its incumbent, to play.mp4 in its folder
-    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer
+    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer,
+                                                                           to pair.mp4
 
 It needs no display. It reads what a run leaves on disk and writes one file, which appears when it is complete: it can
 film a run that is still going on, from a process of its own.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +56,7 @@ def destination(options: argparse.Namespace) -> Path:
     """Where the video goes, in a format that can be written."""
     can_mp4 = video.encoder() is not None
     default = ".mp4" if can_mp4 and not options.gif else ".gif"
-    output: Path = options.output or options.run / "play"
+    output: Path = options.output or options.run / ("pair" if options.pair else "play")
     if not output.suffix:
         output = output.with_suffix(default)
     if output.suffix not in video.FORMATS or (options.gif and output.suffix != ".gif"):
@@ -109,12 +111,14 @@ def answer(
     mean_return: float,
     rng: np.random.Generator,
 ) -> Answers:
-    """What the run's teacher says of two whole trajectories."""
+    """What the run's teacher says of two clips."""
+    steps = pair.task_rewards.shape[1]
     try:
         oracle: Oracle = instantiate(cfg.oracle, rng=rng)
         if oracle.needs_calibration:
             rows = np.zeros(cfg.calibration.trajectories, np.int64)
-            oracle.calibrate(simulator.collect(policy, parameters[None], rows, iteration=1).task_rewards)
+            clips = simulator.collect(policy, parameters[None], rows, iteration=1).task_rewards[:, :steps]
+            oracle.calibrate(clips)
         first, second = pair.task_rewards[:, None]
         return oracle.compare(first, second, mean_return=mean_return, episode_steps=simulator.steps)
     except (ValueError, InstantiationException) as error:
@@ -161,6 +165,7 @@ def play(options: argparse.Namespace) -> Path:
     if options.pair:
         rng = np.random.default_rng(options.seed)
         mean_return = mean_return_of(run, iteration, default=float(trajectories.returns.mean()))
+        trajectories = replace(trajectories, task_rewards=trajectories.task_rewards[:, :steps])  # judge what is shown
         answers = answer(cfg, simulator, policy, parameters, trajectories, mean_return=mean_return, rng=rng)
         words, preferred = verdict(answers)
         heading.append(words)
@@ -191,12 +196,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--iteration", type=int, help="of a checkpoint that is still there; the last one by default")
     parser.add_argument("--sampled", action="store_true", help="actions with their noise, as in training")
     parser.add_argument("--seed", type=int, default=0, help="of initial states, noise and the teacher's answer")
-    parser.add_argument("--steps", type=int, help="control steps to show; the whole episode by default")
+    parser.add_argument("--steps", type=int, help="control steps to show, and for --pair to judge; default: all")
     parser.add_argument("--size", type=size_of, default=(640, 480), help="of a picture; 640x480 by default")
     parser.add_argument("--camera", help="name or number; the task's first by default")
     parser.add_argument("--gif", action="store_true", help="GIF instead of mp4; so, too, where there is no ffmpeg")
     parser.add_argument(
-        "--output", type=Path, help="play in the run's folder by default; .mp4 or .gif is added if missing"
+        "--output", type=Path, help="default: play or pair in the run's folder; .mp4 or .gif is added if missing"
     )
     return parser
 

@@ -28,7 +28,7 @@ from pbrl.run import loop, sweep
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.films import Films
 from pbrl.run.folder import is_finished, lock, prepare
-from pbrl.run.job import asked_to_stop, has_the_terminal, in_a_sweep, run_job
+from pbrl.run.job import in_sweep, owns_terminal, run_job, stop_signal
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, columns, read
 from pbrl.run.settings import ConfigurationError, check, suggest
@@ -78,8 +78,8 @@ def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder:
             mirrors=lambda record: mirrors(
                 record, wandb=settings["wandb"], tensorboard=settings["tensorboard"], **labels(settings)
             ),
-            progress_bar=has_the_terminal(),
-            asked_to_stop=lambda: asked_to_stop(sweep_folder) if sweep_folder is not None else 0,
+            progress_bar=owns_terminal(),
+            asked_to_stop=lambda: stop_signal(sweep_folder) if sweep_folder is not None else 0,
             after_iteration=film,
         )
         run.ledger.close()
@@ -112,7 +112,7 @@ def main(cfg: DictConfig) -> float | None:
     """Train, and answer what goes wrong with a sentence; a search needs the final evaluation."""
     # By force: on its import, dm_control has set up logging for warnings alone.
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)], force=True)
-    if in_a_sweep():
+    if in_sweep():
         cfg.threads = cfg.threads or threads_of_a_job(HydraConfig.get().launcher, cores())
         return run_job(cfg, lambda cfg, folder: train(plain(cfg), folder), user_message)
     try:
@@ -135,10 +135,10 @@ def command() -> None:
     """What `python -m pbrl.train` does."""
     try:
         suggest(sys.argv[1:], GROUPS)
-        sweep.see_that_plugins_are_there(sys.argv[1:])
+        sweep.check_plugins(sys.argv[1:])
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
-    with sweep.overseen(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
+    with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
         main()
 
 

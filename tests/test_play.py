@@ -154,7 +154,7 @@ def test_a_pair_is_answered_by_the_runs_teacher(run: Path, studio: Studio, capsy
     returns = collected(run, mean_actions=False, rows=2).returns
     assert returns[0] != returns[1]
     better = int(returns[1] > returns[0])
-    main([str(run), "--pair", "--steps", "8"])
+    main([str(run), "--pair"])
     words = f"the teacher prefers {'AB'[better]}   P(B better) = {better}.000"
     said = capsys.readouterr().out
     assert words in said
@@ -162,7 +162,26 @@ def test_a_pair_is_answered_by_the_runs_teacher(run: Path, studio: Studio, capsy
     assert (words, video.PLAIN) in studio.lines
     colours = {line[0]: colour for line, colour in studio.lines if " of " in line}
     assert colours == {"AB"[better]: video.PREFERRED, "AB"[1 - better]: video.PLAIN}
-    assert len(studio.rewards) == 2 * 3  # steps 0, 4 and 8 of each
+    assert len(studio.rewards) == 2 * (STEPS // 4 + 1)
+    assert (run / "pair.gif").exists()
+    assert not (run / "play.gif").exists()
+
+
+def test_the_teacher_judges_what_is_shown(run: Path, studio: Studio, capsys: pytest.CaptureFixture[str]) -> None:
+    change_teacher(run, tau=0.0, gamma=1.0, eps_mistake=0.0)
+    seed, steps, better = next(  # a pair of which the beginning and the whole are not judged alike
+        (seed, steps, int(so_far[1] > so_far[0]))
+        for seed in range(50)
+        for rewards in [collected(run, seed=seed, mean_actions=False, rows=2).task_rewards]
+        for steps in range(4, STEPS, 4)
+        for so_far in [rewards[:, :steps].sum(axis=1)]
+        if np.diff(so_far) * np.diff(rewards.sum(axis=1)) < 0
+    )
+    main([str(run), "--pair", "--steps", str(steps), "--seed", str(seed)])
+    assert f"the teacher prefers {'AB'[better]}   P(B better) = {better}.000" in capsys.readouterr().out
+    assert len(studio.rewards) == 2 * (steps // 4 + 1)
+    returns = collected(run, seed=seed, mean_actions=False, rows=2).task_rewards[:, :steps].sum(axis=1)
+    assert any(f"return {returns[better]:.1f} of {returns[better]:.1f}" in line for line, _ in studio.lines)
 
 
 def test_a_teacher_whose_temperature_is_solved_for_can_be_asked(

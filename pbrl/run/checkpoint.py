@@ -1,12 +1,12 @@
 """Checkpoints: all that a run needs to continue exactly, in files that cannot execute code.
 
-    checkpoint/000040/               the one before the last
+    checkpoint/000040/               the previous one
     checkpoint/000050/               the state after iteration 50
-        state.json                   numbers, text and structure
+        state.json                   numbers, text and structure, and a digest of the run's settings
         arrays.safetensors           arrays and tensors
-        SHA256SUMS                   as `sha256sum --check` reads it
+        SHA256SUMS                   for `sha256sum --check`
 
-A checkpoint appears under its name once it is complete and on disk, so whatever stops a save leaves the ones before it.
+A checkpoint gets its name when it is complete and on disk: an interrupted save leaves the earlier ones as they were.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+
+from pbrl.run.files import sync_folder
 
 FORMAT = 1
 STATE, ARRAYS, SUMS = "state.json", "arrays.safetensors", "SHA256SUMS"
@@ -47,17 +49,20 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or loaded; the message says what to do."""
 
 
-def save(folder: Path, iteration: int, state: Mapping[str, Any]) -> None:
-    """Put the state after an iteration on disk, all or nothing, and keep one earlier checkpoint.
+def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest: str | None = None) -> None:
+    """Write the state after an iteration, as a whole or not at all, and keep one earlier checkpoint.
 
-    A state is made of dicts with text or whole numbers as keys, lists, tuples, numbers, text, None, arrays and
-    tensors. All of it comes back as it was, except that every mapping comes back as a dict, and every tensor on
-    the CPU and without its gradient. Checkpoints of later iterations are those of an abandoned future: they go.
+    A state consists of dicts with text or whole numbers as keys, lists, tuples, numbers, text, None, arrays and
+    tensors. `load` returns all of it unchanged, except that every mapping becomes a dict, and every tensor is on the
+    CPU and without its gradient. Checkpoints of later iterations are deleted: the run has been continued from an
+    earlier one. `settings_digest` stands for the settings of the run; `load` refuses to continue with others.
     """
     if iteration < 0:
         raise ValueError(f"the iteration of a checkpoint must be at least 0, not {iteration}")
     arrays: dict[str, NDArray[Any]] = {}
     content = {"format": FORMAT, "iteration": iteration, "state": _encode(state, "state", arrays)}
+    if settings_digest is not None:
+        content["settings_digest"] = settings_digest
     files = {STATE: json.dumps(content, allow_nan=False).encode(), ARRAYS: safetensors.numpy.save(arrays)}
     files[SUMS] = _sums(files)
     target = folder / f"{iteration:06d}"
@@ -67,8 +72,8 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any]) -> None:
         shutil.rmtree(_sibling(target, "unfinished"), ignore_errors=True)
         raise CheckpointError(
             f"could not save iteration {iteration} in {folder.absolute()}: {error.strerror or error}. "
-            f"A checkpoint needs a folder that can be written and {sum(map(len, files.values())) / 1e6:.3f} MB in it. "
-            "Earlier ones are as they were: put this right, and the same command continues from the last of them."
+            f"A checkpoint needs a writable folder and {sum(map(len, files.values())) / 1e6:.3f} MB in it. "
+            "Earlier checkpoints are unchanged: once this is mended, the same command continues from the last of them."
         ) from error
     earlier = [path for number, path in _newest_first(folder) if number < iteration]
     kept = {target, next(filter(_is_sound, earlier), None)}
@@ -77,12 +82,20 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def load(folder: Path, iteration: int | None = None) -> tuple[int, dict[str, Any]] | None:
-    """The newest sound checkpoint, or that of an iteration: its iteration and its state.
+def load(
+    folder: Path,
+    iteration: int | None = None,
+    *,
+    settings_digest: str | None = None,
+    find_problem: Callable[[int, dict[str, Any]], str | None] | None = None,
+) -> tuple[int, dict[str, Any]] | None:
+    """The newest checkpoint that can be used, or that of an iteration: its iteration and its state.
 
-    None if nothing was ever saved here.
+    None if there is no checkpoint. A damaged checkpoint is skipped with a warning, and so is one for which
+    `find_problem` (given the iteration and the state) returns a sentence: for example that the preference log lacks
+    rows which the state counts. A checkpoint with another settings digest than the given one is refused.
     """
-    damaged, found = [], _newest_first(folder)
+    problems, found = [], _newest_first(folder)
     if iteration is not None:
         there = ", ".join(str(number) for number in sorted({number for number, _ in found})) or "none"
         found = [(number, path) for number, path in found if number == iteration]
@@ -90,25 +103,27 @@ def load(folder: Path, iteration: int | None = None) -> tuple[int, dict[str, Any
             raise CheckpointError(f"{folder.absolute()} has no iteration {iteration}; there is {there}")
     for number, path in found:
         try:
-            state = _read(path)
+            state = _read(path, settings_digest)
         except UNREADABLE as error:
-            damaged.append(f"{path.absolute()} is damaged: {error}")
+            problems.append(f"{path.absolute()} is damaged: {error}")
             continue
-        for problem in damaged:
-            logger.warning("%s; continuing from iteration %d", problem, number)
+        if find_problem is not None and (problem := find_problem(number, state)):
+            problems.append(f"{path.absolute()} cannot be used: {problem}")
+            continue
+        for each in problems:
+            logger.warning("%s; continuing from iteration %d", each, number)
         return number, state
-    if damaged:
+    if problems:
         raise CheckpointError(
-            "no checkpoint can be read:\n  "
-            + "\n  ".join(damaged)
-            + "\nRestore one of them from a copy, or start over "
-            "with `resume=false`, which keeps the old run aside."
+            "no checkpoint can be used:\n  "
+            + "\n  ".join(problems)
+            + "\nRestore what is missing from a copy, or start over with `resume=false`, which keeps the old run aside."
         )
     return None
 
 
 def _publish(files: Mapping[str, bytes], target: Path) -> None:
-    """Write under another name, and rename when everything is on disk."""
+    """Write to a folder of another name, and rename it when everything is on disk."""
     unfinished, old = _sibling(target, "unfinished"), _sibling(target, "old")
     if unfinished.exists():
         shutil.rmtree(unfinished)
@@ -118,22 +133,14 @@ def _publish(files: Mapping[str, bytes], target: Path) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    _sync_folder(unfinished)
-    if target.exists():  # folders cannot be swapped: `load` knows the old name too
+    sync_folder(unfinished)
+    if target.exists():  # a folder cannot replace another in one step: `load` finds the old one, too
         if old.exists():
             shutil.rmtree(old)
         target.rename(old)
     unfinished.rename(target)
-    _sync_folder(target.parent)
-    _sync_folder(target.parent.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(target.parent)
+    sync_folder(target.parent.parent)
 
 
 def _sibling(target: Path, suffix: str) -> Path:
@@ -157,7 +164,7 @@ def _sums(files: Mapping[str, bytes]) -> bytes:
 
 
 def _sound_files(path: Path) -> dict[str, bytes]:
-    """The contents of a checkpoint, if they are what was written."""
+    """The contents of a checkpoint's files, if they match their hashes."""
     files = {name: (path / name).read_bytes() for name in (STATE, ARRAYS, SUMS)}
     expected = _sums(files)
     if files[SUMS] != expected:
@@ -166,7 +173,7 @@ def _sound_files(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, settings_digest: str | None) -> dict[str, Any]:
     files = _sound_files(path)
     content = json.loads(files[STATE])
     if content["format"] > FORMAT:
@@ -174,8 +181,13 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path.absolute()} was written by a newer pbrl (format {content['format']}, this one reads {FORMAT}): "
             "upgrade pbrl, or start over with `resume=false`, which keeps the old run aside"
         )
+    if settings_digest is not None and content.get("settings_digest", settings_digest) != settings_digest:
+        raise CheckpointError(
+            f"{path.absolute()} was saved by a run with other settings: give this run another name=..., "
+            "or start over with `resume=false`, which keeps the old run aside"
+        )
     if f"{content['iteration']:06d}" != path.name.removesuffix(".old"):
-        raise ValueError(f"its name is not that of its iteration, {content['iteration']}")
+        raise ValueError(f"its name does not match its iteration, {content['iteration']}")
     state: dict[str, Any] = _decode(content["state"], safetensors.numpy.load(files[ARRAYS]))
     return state
 
@@ -188,7 +200,10 @@ def _is_sound(path: Path) -> bool:
 
 
 def _encode(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
-    """The value for JSON, its arrays put into `arrays`. A dict with one key in `$` stands for what JSON lacks."""
+    """The value in terms of JSON, with its arrays put into `arrays`.
+
+    A dict whose one key begins with `$` stands for what JSON lacks.
+    """
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return {_kind(value, name): _put(value, name, arrays)}
     if value is None or type(value) in (bool, int, str):
@@ -222,7 +237,7 @@ def _kind(value: Any, name: str) -> str:
 
 
 def _put(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> str:
-    dtype = str(value.dtype).removeprefix("torch.")  # numpy says >f4 of foreign bytes
+    dtype = str(value.dtype).removeprefix("torch.")  # numpy calls the other byte order >f4
     if dtype not in DTYPES:
         raise TypeError(f"{name} is of {dtype}: a checkpoint holds {', '.join(sorted(DTYPES))}")
     while name in arrays:  # keys may contain slashes
@@ -233,7 +248,7 @@ def _put(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> str:
 
 
 def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """What `_encode` was given."""
+    """The inverse of `_encode`."""
     if isinstance(value, list):
         return [_decode(item, arrays) for item in value]
     match value:

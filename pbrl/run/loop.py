@@ -18,7 +18,7 @@ from pbrl.run import checkpoint
 from pbrl.run.mirrors import MirrorProcess
 from pbrl.run.record import Record
 from pbrl.run.settings import ConfigurationError
-from pbrl.run.signals import Stopped, signals_noted
+from pbrl.run.signals import Stopped, catch_signals
 from pbrl.run.versions import note_versions
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def run(
         closing.callback(record.close)
         for mirror in mirrors(work.folder / RECORD):
             closing.callback(mirror.close)
-        signals = closing.enter_context(signals_noted())
+        signals = closing.enter_context(catch_signals())
         bar = closing.enter_context(
             tqdm(total=iterations, initial=start, desc=str(work.folder), unit="it", disable=not progress_bar)
         )

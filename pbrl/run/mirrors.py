@@ -1,11 +1,11 @@
-"""wandb and TensorBoard, kept where they cannot harm a run: each follows the record from a process of its own.
+"""wandb and TensorBoard, each fed from the run's record by a process of its own, where they cannot harm the run.
 
-The run starts the process and writes its record as if nobody looked. Nothing that a mirror does, fails to do or waits
-for reaches the run, its randomness or its results. The end of the mirror's standard input tells it that the run is
-over, however it ended; what it has to say comes back on its standard output and is logged. A mirror begins with the
-first row each time, so the rows of a continued run are in it once, and all of them.
+The run starts the process and writes its record as always. A mirror that fails or hangs affects neither the run nor its
+random numbers nor its results. The mirror knows that the run is over when its standard input ends; its messages come
+back on its standard output and are logged. A mirror always begins with the first row, so it shows all rows of a
+continued run, each once.
 
-The process runs this file: it imports nothing of pbrl, nor anything heavy before it is needed.
+The process executes this file: it imports nothing of pbrl, and heavy packages only when it needs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def mirrors(record: Path, *, wandb: Mapping[str, Any], tensorboard: bool, **labels: Any) -> list[MirrorProcess]:
-    """All who follow a record, as a configuration asks for them; labels: wandb's job_type, name and config."""
+    """The mirrors of a record that the configuration asks for; labels: wandb's job_type, name and config."""
     found = [mirror_to_wandb(record, **wandb, **labels)]
     if tensorboard:
         found.append(mirror_to_tensorboard(record, finish_seconds=wandb["finish_seconds"]))
@@ -64,8 +64,8 @@ def mirror_to_wandb(
 ) -> MirrorProcess | None:
     """Mirror a record to the wandb run of its folder.
 
-    `auto` does as wandb is set up: online if logged in, else offline. Whatever keeps it from being online, the rows
-    go to an offline run that `wandb sync` uploads. None if `disabled`.
+    `auto` is online if wandb is logged in, else offline. If going online fails for any reason, the rows go to an
+    offline run that `wandb sync` uploads. None if `disabled`.
     """
     if mode not in MODES:
         raise ValueError(f"wandb's mode must be one of {', '.join(MODES)}, not {mode!r}")
@@ -83,7 +83,7 @@ def mirror_to_tensorboard(record: Path, *, finish_seconds: float) -> MirrorProce
 
 
 class MirrorProcess:
-    """A mirror at work, as the run sees it. Open the record first: the process follows what is there."""
+    """The process of a mirror, as seen by the run. Open the record first: the process reads it."""
 
     def __init__(self, kind: str, record: Path, settings: Mapping[str, Any], finish_seconds: float) -> None:
         self.kind = kind
@@ -103,13 +103,13 @@ class MirrorProcess:
                     env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},
                     encoding="utf-8",
                     errors="replace",
-                    start_new_session=True,  # Ctrl-C is for the run
+                    start_new_session=True,  # Ctrl-C goes to the run alone
                 )
             self._listener = threading.Thread(target=self._listen, args=[self._process], daemon=True)
             self._listener.start()
             print(first_line, end="", file=self._process.stdin, flush=True)
         except (OSError, TypeError, ValueError) as error:
-            logger.warning("%s could not be started (%s); the run goes on, and its record is complete", kind, error)
+            logger.warning("%s could not be started (%s); the run continues, and its record is complete", kind, error)
 
     def close(self) -> None:
         """The run is over: wait until the mirror is complete, but no longer than `finish_seconds`."""
@@ -130,42 +130,42 @@ class MirrorProcess:
                 logger.log(logging.getLevelNamesMapping().get(level, logging.WARNING), "%s: %s", self.kind, text)
         if process.wait() != 0:
             logger.warning(
-                "%s ended by itself (code %d, see %s); the run goes on, and its record is complete",
+                "%s ended unexpectedly (code %d, see %s); the run continues, and its record is complete",
                 self.kind,
                 process.returncode,
                 self._log,
             )
 
 
-# From here on: what runs in the process.
+# The rest of this file runs in the mirror's process.
 
 
 class Mirror(Protocol):
-    """Shows the rows of a record somewhere else. It is made from the record's path and its settings."""
+    """Shows the rows of a record somewhere else. Its arguments are the record's path and its settings."""
 
     def write(self, row: Row) -> None:
         """Show one more row."""
 
     def close(self) -> None:
-        """Show that there are no more."""
+        """Finish after the last row."""
 
 
 class Wandb:
-    """A wandb run, found again by the identifier that the run's folder keeps."""
+    """A wandb run. Its identifier is kept in the run's folder, to continue the same wandb run."""
 
     def __init__(self, record: Path, mode: str, init_seconds: float, about: dict[str, Any]) -> None:
         folder = record.parent / "wandb"
         os.environ["WANDB_SILENT"] = "true"
         os.environ["WANDB_CACHE_DIR"] = str(folder / "cache")
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call home even when offline
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would use the network even when offline
         try:
             import wandb
         except ImportError as error:
             raise RuntimeError(f"{error}; `pip install wandb`, or turn it off with its mode `disabled`") from error
 
-        note = folder / "run_id"
-        run_id = (note.read_text() if note.exists() else "") or secrets.token_hex(4)
-        note.write_text(run_id)
+        file = folder / "run_id"
+        run_id = (file.read_text() if file.exists() else "") or secrets.token_hex(4)
+        file.write_text(run_id)
         about |= {"id": run_id, "resume": "allow", "dir": str(record.parent)}
         settings = wandb.Settings(silent=True, console="off", init_timeout=init_seconds)
         for attempt in MODES[mode]:
@@ -182,31 +182,32 @@ class Wandb:
             say("INFO", f"upload with `wandb sync {self.folder}`")
         else:
             say("INFO", f"{self.run.url}")
-        self.first = self.run.step  # what a continued run has already is not sent again
+        self.first = self.run.step  # wandb has the rows before this already
         self.step: int | None = None  # of the last row that was sent
         self.make_video, self.videos, self.shown = wandb.Video, record.parent / "videos", set[Path]()
         for axis in AXES:
             self.run.define_metric(axis, hidden=True)
         self.run.define_metric("*", step_metric="iteration")
-        for axis in AXES[1:]:  # wandb draws a metric against one axis: the paper's curve has a name for each
+        for axis in AXES[1:]:  # wandb draws a metric against one axis only: the return has a name for each
             self.run.define_metric(f"return_against/{axis}", step_metric=axis)
 
     def write(self, row: Row) -> None:
-        """Log what is a number, at the step of its iteration."""
+        """Log the metrics that are numbers, with the iteration as step."""
         if row["iteration"] >= self.first:
             self.step = row["iteration"]
-            paid = {f"return_against/{axis}": row.get("return_mean") for axis in AXES[1:] if axis in row}
-            self.run.log({name: value for name, value in {**row, **paid}.items() if value is not None}, step=self.step)
+            returns = {f"return_against/{axis}": row.get("return_mean") for axis in AXES[1:] if axis in row}
+            numbers = {name: value for name, value in {**row, **returns}.items() if value is not None}
+            self.run.log(numbers, step=self.step)
             self._show_videos()
 
     def _show_videos(self) -> None:
-        """Log the videos that have become complete, each under its own name: with the last row, as steps only grow."""
+        """Log videos that are new, each under its own name, at the last row's step: wandb's steps only increase."""
         for path in sorted({*self.videos.glob("*.mp4"), *self.videos.glob("*.gif")} - self.shown):
             self.shown.add(path)
             self.run.log({f"videos/{path.stem}": self.make_video(str(path))}, step=self.step)
 
     def close(self) -> None:
-        """Finish. An offline run has every row, and takes the place of those that this run left before."""
+        """Finish. An offline run has every row, so earlier offline runs of the same run are deleted."""
         if self.step is not None:
             self._show_videos()
         offline, own = self.run.offline, self.folder.name
@@ -232,24 +233,24 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder))
 
     def write(self, row: Row) -> None:
-        """Add what is a number."""
+        """Add the metrics that are numbers."""
         for name, value in row.items():
             if value is not None and name != "iteration":
                 self.writer.add_scalar(name, value, row["iteration"])
 
     def close(self) -> None:
-        """Put everything on disk."""
+        """Write everything to disk."""
         self.writer.close()
 
 
 def say(level: str, text: str) -> None:
-    """Tell the run's log, if the run is still there."""
+    """Send a message to the run's log, if the run is still there."""
     with contextlib.suppress(BrokenPipeError):
         os.write(messages, f"{level} {' '.join(text.split())}\n".encode())
 
 
 def follow(record: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
-    """The rows that are in a record and those that still come, until the run is over."""
+    """The rows of a record, those that are there and those to come, until the run is over."""
     with record.open("rb") as file:
         half, more = b"", True
         while more:
@@ -259,20 +260,20 @@ def follow(record: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Mirror the record that the first line of the standard input speaks of."""
+    """Mirror the record that the first line of the standard input names."""
     order = json.loads(sys.stdin.readline())
     record = Path(order["record"])
     over = threading.Event()
 
-    def await_the_end() -> None:
-        os.read(sys.stdin.fileno(), 1)  # nothing comes but the end
+    def wait_for_end() -> None:
+        os.read(sys.stdin.fileno(), 1)  # returns when the run closes the pipe
         over.set()
         time.sleep(order["finish_seconds"])
         state = f"not done {order['finish_seconds']} s after the run; what it has is in {record.parent / order['kind']}"
         say("WARNING", f"{state}; the run's record is complete")
         os._exit(0)
 
-    threading.Thread(target=await_the_end, daemon=True).start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
     try:
         kind = {"wandb": Wandb, "tensorboard": TensorBoard}[order["kind"]]
         mirror: Mirror = kind(record, **order["settings"])
@@ -281,10 +282,10 @@ def main() -> None:
         mirror.close()
     except Exception as error:
         traceback.print_exc()  # into the mirror's log
-        say("WARNING", f"stopped ({type(error).__name__}: {error}); the run goes on, and its record is complete")
+        say("WARNING", f"stopped ({type(error).__name__}: {error}); the run continues, and its record is complete")
 
 
 if __name__ == "__main__":
     messages = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other people's prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what packages print goes to the log
     main()

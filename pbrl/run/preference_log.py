@@ -1,8 +1,9 @@
-"""Every comparison that was asked, with its answer and the truth, in Parquet. Agents never read it."""
+"""The preference log: every comparison of a run, with its answer and the true sums. Agents never read it."""
 
 from __future__ import annotations
 
-import os
+import logging
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -12,20 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pbrl.run.checkpoint import CheckpointError
+from pbrl.run.files import sync_folder, unused_name, write_atomically
 from pbrl.types import Answers, Int64, Preferences, Reason
 
 REASONS = [reason.name.lower() for reason in Reason]
 SCHEMA = pa.schema(
     {
         "iteration": pa.int32(),
-        "question": pa.int32(),  # which call to the oracle of the run this pair was in, from 0
-        "first": pa.int32(),  # trajectory of the iteration
-        "second": pa.int32(),
+        "question": pa.int32(),  # number of the call to the oracle that this pair was part of; the run's first is 0
+        "first": pa.int64(),  # number of the trajectory in the run; the first one collected is 0
+        "second": pa.int64(),
         "first_step": pa.int32(),  # where the clip begins
         "second_step": pa.int32(),
         "clip_steps": pa.int32(),
         "episode_steps": pa.int32(),
-        "mean_return": pa.float64(),  # of the iteration so far: what the teacher's thresholds scale with
+        "mean_return": pa.float64(),  # of the iteration so far: the teacher's thresholds are relative to it
         "experts": pa.int32(),
         "probability": pa.float64(),
         "score": pa.float64(),
@@ -40,12 +43,21 @@ SCHEMA = pa.schema(
 )
 
 
-class PreferenceLog:
-    """A folder of Parquet parts named by their first row, one for each checkpoint; one file once closed.
+PART = re.compile(r"\d{12}\.parquet")
 
-    `state_dict` puts on disk what was asked since the last one, before the checkpoint that speaks of it is
-    written; `load_state_dict` cuts away what came after the checkpoint. So however a run is interrupted, the
-    log of the continued run has each comparison once.
+logger = logging.getLogger(__name__)
+
+
+class PreferenceLogError(CheckpointError):
+    """The log lacks rows that the checkpoint counts; the message says what to do."""
+
+
+class PreferenceLog:
+    """A folder of Parquet parts, one for each checkpoint, named by their first row; `close` makes them one file.
+
+    Call `state_dict` before saving a checkpoint: it writes the comparisons since the last call. `load_state_dict`
+    removes rows that are later than the checkpoint. So each comparison is in the log once, wherever a run was
+    interrupted. A log that was neither begun nor loaded by this run is kept aside in a folder of its own.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -53,6 +65,7 @@ class PreferenceLog:
         self.rows = 0  # on disk
         self.questions = 0
         self._pending: list[pa.Table] = []
+        self._owns_folder = False  # whether the parts in the folder are this log's
 
     def append(
         self,
@@ -68,7 +81,7 @@ class PreferenceLog:
         mean_return: float,
         experts: int,
     ) -> None:
-        """Note one question: P pairs and their answers. The next `state_dict` puts it on disk."""
+        """Add one question: P pairs and their answers. The next `state_dict` writes it to disk."""
         columns = {
             "iteration": iteration,
             "question": self.questions,
@@ -92,11 +105,9 @@ class PreferenceLog:
         self.questions += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """How much has been logged; all of it is on disk when this returns."""
+        """How much has been logged. All of it is on disk when this returns."""
         if self._pending:
-            for stale in _parts(self.folder):  # left by a run that died before its first checkpoint
-                if int(stale.stem) >= self.rows:
-                    stale.unlink()
+            self._keep_earlier_log_aside()
             table = pa.concat_tables(self._pending)
             _write(table, self.folder / f"{self.rows:012d}.parquet")
             self.rows += len(table)
@@ -104,43 +115,84 @@ class PreferenceLog:
         return {"rows": self.rows, "questions": self.questions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`: what was logged after it is cut away."""
-        table = read(self.folder)
-        if len(table) < state["rows"]:
-            raise ValueError(
-                f"the checkpoint speaks of {state['rows']} logged comparisons, "
-                f"but {self.folder.absolute()} holds {len(table)}"
+        """Continue from `state_dict()`: rows logged after it are removed."""
+        if problem := self.find_problem(state):
+            raise PreferenceLogError(
+                f"{problem}. Restore the folder from a copy, continue without a log (preference_log=false), "
+                "or start over with resume=false, which keeps the old run aside."
             )
         self._pending.clear()
         self.rows, self.questions = state["rows"], state["questions"]
-        self._merge(table.slice(0, self.rows))
+        self._owns_folder = True
+        self._merge(read(self.folder).slice(0, self.rows))
+
+    def find_problem(self, state: Mapping[str, Any]) -> str | None:
+        """Why the log cannot be continued from `state_dict()`; None if it can. For `checkpoint.load`."""
+        rows = len(read(self.folder))
+        if rows >= state["rows"]:
+            return None
+        return f"the checkpoint counts {state['rows']} logged comparisons, but {self.folder.absolute()} has only {rows}"
 
     def close(self) -> None:
-        """Put everything on disk, as one file."""
+        """Write everything to disk, and merge the parts into one file."""
         self.state_dict()
-        self._merge(read(self.folder))
+        self._keep_earlier_log_aside()
+        table = read(self.folder)
+        if len(table) >= self.rows:
+            self._merge(table.slice(0, self.rows))
+        else:
+            logger.warning(
+                "%s has only %d of %d logged comparisons in a row: its files are left as they are",
+                self.folder,
+                len(table),
+                self.rows,
+            )
+
+    def _keep_earlier_log_aside(self) -> None:
+        """Move parts that are not this log's to another folder: a run without its checkpoint, or with the log off."""
+        if not self._owns_folder and (parts := _parts(self.folder)):
+            aside = unused_name(self.folder)
+            aside.mkdir()
+            for part in parts:
+                part.rename(aside / part.name)
+            sync_folder(aside)
+            sync_folder(self.folder)
+            logger.warning(
+                "%s held comparisons that this run does not continue: they are kept in %s", self.folder, aside
+            )
+        self._owns_folder = True
 
     def _merge(self, table: pa.Table) -> None:
-        merged = self.folder / f"{0:012d}.parquet"
+        """Replace all parts by one."""
+        parts, merged = _parts(self.folder), self.folder / f"{0:012d}.parquet"
         if len(table) > 0:
+            if parts == [merged] and pq.read_metadata(merged).num_rows == len(table):
+                return
             _write(table, merged)
-        for part in _parts(self.folder):
+        for part in parts:
             if part != merged or len(table) == 0:
                 part.unlink()
 
 
 def read(folder: Path | str) -> pa.Table:
-    """The log in the order of asking."""
-    tables, rows = [SCHEMA.empty_table()], 0
-    for part in _parts(Path(folder)):
-        if int(part.stem) == rows:  # else it is in a merged part already, whose writer died before tidying up
+    """The log in the order of asking, up to the first row that is missing."""
+    tables, rows, parts = [SCHEMA.empty_table()], 0, _parts(Path(folder))
+    for other in sorted({*Path(folder).glob("*.parquet")} - {*parts}):
+        logger.warning("%s is not part of the log, and is ignored", other)
+    for part in parts:
+        if int(part.stem) != rows:  # a merge was interrupted: its rows are in the merged part, too
+            continue
+        try:
             tables.append(pq.read_table(part, schema=SCHEMA))
-            rows += len(tables[-1])
+        except (OSError, pa.ArrowException) as error:
+            logger.warning("%s cannot be read (%s): the log ends before it", part, error)
+            break
+        rows += len(tables[-1])
     return pa.concat_tables(tables).unify_dictionaries()
 
 
 def questions(table: pa.Table) -> list[pa.Table]:
-    """A log cut into its questions, in the order of asking."""
+    """The questions of a log, in the order of asking."""
     numbers = table["question"].to_numpy()
     starts = np.flatnonzero(np.diff(numbers, prepend=-1))
     return [table.slice(start, stop - start) for start, stop in pairwise([*starts.tolist(), len(table)])]
@@ -164,15 +216,11 @@ def answers_of(table: pa.Table) -> Answers:
 
 
 def _parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.parquet"))
+    """The log's own files in a folder, in order."""
+    return sorted(file for file in folder.glob("*.parquet") if PART.fullmatch(file.name))
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """All or nothing, even if the machine stops half-way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
-        pq.write_table(table, file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content, compression="zstd")
+    write_atomically(path, content.getvalue().to_pybytes())

@@ -1,12 +1,14 @@
 """The record of a run: `metrics.jsonl`, one JSON object per iteration.
 
-It is strictly JSON, which has no word for nan and infinity: they are written as null, and read as nan in `columns`.
-A line counts once its end is written. wandb and TensorBoard only follow this file (`pbrl.run.mirrors`).
+It is strict JSON, which has no nan and no infinity: they are written as null, and `columns` reads null as nan.
+A line without its newline is incomplete and does not count. wandb and TensorBoard are fed from this file
+(`pbrl.run.mirrors`).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -15,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from pbrl.run.files import unused_name
 from pbrl.types import Float64, Metrics
 
 Row = dict[str, float | None]
+
+logger = logging.getLogger(__name__)
 
 
 class RecordError(RuntimeError):
@@ -27,8 +32,8 @@ class RecordError(RuntimeError):
 class Record:
     """Appends to a record, after the row of the iteration `after`; -1 begins a new one.
 
-    Rows beyond it, whole or half-written, were not part of the checkpoint that a run continues from: they are cut
-    away, and the continued record is the uninterrupted one.
+    Rows after it, complete or not, are removed: they are later than the checkpoint that the run continues from, which
+    makes them again. Without a checkpoint (-1) nothing explains the rows of an earlier record: its file is kept aside.
     """
 
     def __init__(self, path: Path, *, after: int) -> None:
@@ -36,9 +41,15 @@ class Record:
         self.iteration = after  # of the last row
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if after < 0 and path.exists() and path.stat().st_size > 0:
+                aside = unused_name(path)
+                path.rename(aside)
+                logger.warning(
+                    "%s has rows, but there is no checkpoint to continue from: it is kept as %s", path, aside.name
+                )
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._error(error) from error
         try:
             self._file.truncate(_end_of_row(path, after))
         except RecordError:
@@ -46,7 +57,7 @@ class Record:
             raise
 
     def write(self, metrics: Metrics) -> None:
-        """Add the row of an iteration: numbers by name, `iteration` among them."""
+        """Add the row of an iteration: numbers by name, one of them `iteration`."""
         iteration = int(metrics["iteration"])
         if iteration <= self.iteration:
             raise ValueError(f"iteration {iteration} cannot follow {self.iteration} in {self.path.absolute()}")
@@ -56,29 +67,29 @@ class Record:
             while line:
                 line = line[self._file.write(line) :]
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._error(error) from error
         self.iteration = iteration
 
     def sync(self) -> None:
-        """See that every row is on disk, before a checkpoint that speaks of them is written."""
+        """Put every row on disk. Call it before saving a checkpoint that counts these rows."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._error(error) from error
 
     def close(self) -> None:
         """No more rows."""
         self._file.close()
 
-    def _refusal(self, error: OSError) -> RecordError:
+    def _error(self, error: OSError) -> RecordError:
         return RecordError(
             f"could not write to {self.path.absolute()}: {error.strerror or error}. "
-            "Put this right, and the same command continues from the last checkpoint."
+            "Once this is mended, the same command continues from the last checkpoint."
         )
 
 
 def read(path: Path) -> list[Row]:
-    """All rows; a last line that was only half-written is left out."""
+    """All rows; an incomplete last line is left out."""
     return [row for row, _ in _rows(path)]
 
 
@@ -88,8 +99,17 @@ def columns(rows: Sequence[Row]) -> dict[str, Float64]:
     return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}
 
 
+def find_problem(path: Path, iteration: int) -> str | None:
+    """Why a record cannot be continued after the row of an iteration; None if it can. For `checkpoint.load`."""
+    try:
+        _end_of_row(path, iteration)
+    except (RecordError, OSError) as error:
+        return str(error)
+    return None
+
+
 def _rows(path: Path) -> Iterator[tuple[Row, int]]:
-    """Every row with the position of its end in the file."""
+    """Every row, and where in the file it ends."""
     end, last = 0, -1
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -97,11 +117,11 @@ def _rows(path: Path) -> Iterator[tuple[Row, int]]:
                 return
             try:
                 row: Row = json.loads(line)
-                iteration = int(row["iteration"])  # type: ignore[arg-type]  # a TypeError is an answer, too
-            except (ValueError, TypeError, LookupError):
+                iteration = int(row["iteration"])  # type: ignore[arg-type]  # raises TypeError if it is no number
+            except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
                 raise RecordError(
                     f"{path.absolute()}, line {number}: this is not the row of an iteration: {line[:60]!r}. "
-                    "Restore the file from a copy, or remove the line if you can do without it."
+                    "Restore the file from a copy, or delete the line."
                 ) from None
             if iteration <= last:
                 raise RecordError(
@@ -113,7 +133,7 @@ def _rows(path: Path) -> Iterator[tuple[Row, int]]:
 
 
 def _end_of_row(path: Path, iteration: int) -> int:
-    """Where the row of an iteration ends. What follows it may be anything, and is not looked at."""
+    """Where the row of an iteration ends. What follows it is not read."""
     if iteration < 0:
         return 0
     last: Any = None
@@ -129,7 +149,7 @@ def _end_of_row(path: Path, iteration: int) -> int:
 
 
 def _plain(name: str, value: Any) -> float | None:
-    number = value.item() if hasattr(value, "item") else value  # of numpy and torch
+    number = value.item() if hasattr(value, "item") else value  # numpy and torch
     if not isinstance(number, int | float):
         raise TypeError(f"the metric {name} must be a number, not {value!r}")
     return number if math.isfinite(number) else None

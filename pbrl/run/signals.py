@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as something to ask about between iterations, rather than to die of."""
+"""SIGTERM and Ctrl-C: a run looks for them between iterations, saves and stops."""
 
 from __future__ import annotations
 
@@ -9,32 +9,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class Stopped(SystemExit):
-    """A run that saved and ended because it was asked to, by a signal of that number."""
+    """The run has saved its state and stopped because of a signal."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
+        super().__init__(128 + number)  # the exit code, as shells have it
         self.number = number
 
 
 @contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """Note SIGTERM and Ctrl-C instead of dying of them; a second one is obeyed at once."""
+def catch_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and Ctrl-C in the list that this gives; a second signal ends the process at once.
+
+    Only the main thread of a process can catch signals: in others the list stays empty.
+    """
     received: list[int] = []
 
-    def note(number: int, _: Any) -> None:
+    def handle(number: int, _: Any) -> None:
         if received:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         received.append(number)
-        print("\nfinishing this iteration; once more to stop at once", file=sys.stderr)
+        print("\nfinishing this iteration; repeat the signal to stop at once", file=sys.stderr)
 
-    before = {}
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+signals_noted = catch_signals  # old name: goes when pbrl/train.py and pbrl/finetune/tuning.py use the new one

@@ -1,7 +1,8 @@
-"""What a finished run shows: a closing table, and its curve."""
+"""The end of a run: a table of what was learnt and what it cost, and its learning curve."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pbrl.run.files import write_atomically
+
 
 def summarise(folder: Path, metrics: dict[str, Any]) -> None:
-    """A closing table, what was learnt and what it cost, and the curve as a picture."""
-    from matplotlib.figure import Figure  # here, because a run starts sooner without
+    """Print the table, and write the learning curve to `curve.png`."""
+    from matplotlib.figure import Figure  # here, so that a run starts sooner
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -21,7 +24,9 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     axes.plot(metrics["iteration"][evaluated], metrics["eval_return"][evaluated], "o-", label="evaluated (eval_return)")
     axes.set(xlabel="iteration", ylabel="true return", title=str(folder))
     axes.legend()
-    figure.savefig(folder / "curve.png", dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format="png")
+    write_atomically(folder / "curve.png", picture.getvalue())
     table = Table(title=str(folder), show_header=False)
     returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
     tenth = max(1, len(returns) // 10)

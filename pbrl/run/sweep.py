@@ -1,15 +1,15 @@
-"""Sweeps: many runs by one command, sequentially or through any of Hydra's launchers.
+"""Sweeps: many runs by one command, one after the other or through any of Hydra's launchers.
 
     python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2 hydra/launcher=joblib
 
-Wherever a job runs, it leaves a note in the sweep's folder of what became of it, and a job that fails is no more than
-such a note. The process that launched the sweep reads them at the end, and says what to do. So nothing is asked of a
-launcher but that its jobs see the same disk.
+Every job writes its state to the sweep's folder, in whatever process or on whatever machine it runs. A job that fails
+does not end the others. The process that launched the sweep reads the states at the end and prints a summary, with the
+command that runs the unfinished jobs again. All that a launcher needs is a disk that all its jobs see.
 
     runs/sweeps/agent-seed-1f3a9c2e/    the same for the same command
-        jobs/3.json                     what became of the job
+        jobs/3.json                     a job's state and its settings
         jobs/3.txt                      the traceback, if it failed
-        stop                            a signal came: runs save and end, jobs to come do not begin
+        stop                            a signal was received: running jobs save and stop, no other job starts
         summary.txt                     what was printed at the end
 """
 
@@ -17,30 +17,39 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import json
-import math
 import re
 import shlex
 import signal
 import sys
 import threading
+import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from tqdm import tqdm
 
-from pbrl.run.job import asked_to_stop, stop
+from pbrl.run.files import write_atomically
+from pbrl.run.job import ALREADY_FINISHED, FINISHED, NOT_STARTED, RUNNING, STOPPED, request_stop, stop_signal
 from pbrl.run.settings import IDENTITY, ConfigurationError
+from pbrl.run.signals import STOP_SIGNALS
 
-PLUGINS = {  # the package of each, and the extra of pyproject.toml
+PLUGINS = {  # the package that each needs, and the extra of pyproject.toml that installs it
     "hydra/launcher=joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
     "hydra/launcher=submitit_local": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
     "hydra/launcher=submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
@@ -48,133 +57,193 @@ PLUGINS = {  # the package of each, and the extra of pyproject.toml
     "hydra/sweeper=optuna": ("hydra_plugins.hydra_optuna_sweeper", "optuna"),
     "experiment=tune": ("hydra_plugins.hydra_optuna_sweeper", "optuna"),
 }
-COLOURS = {"finished": "green", "left alone": "dim", "stopped": "yellow", "not begun": "yellow"}
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-DONE = ("finished", "left alone")
-BEST = "optimization_results.yaml"  # of the Optuna sweeper
-WATCH_SECONDS = 2.0
+LOST = "lost"  # the state of a job that was running when the sweep ended
+COLOURS = {FINISHED: "green", ALREADY_FINISHED: "dim", STOPPED: "yellow", NOT_STARTED: "yellow"}
+BEST = "optimization_results.yaml"  # written by the Optuna sweeper
+POLL_SECONDS = 2.0
 LONGEST_NAME = 64  # letters of a sweep's name before its digest
 
-launched: list[Launched] = []  # by this process; the last one is the one under way
+sweeps: list[Sweep] = []  # launched by this process; the last one is under way
 
 
-class Launched:
-    """A sweep as the process sees it that launched it."""
+class Sweep:
+    """A sweep, in the process that launched it."""
 
-    def __init__(self, folder: Path, hydra_overrides: list[str] | None, *, jobs: int, elsewhere: bool) -> None:
-        self.folder = folder
-        self.hydra_overrides = hydra_overrides  # to launch jobs again as they were; None in a search
+    def __init__(
+        self,
+        folder: Path,
+        jobs: Sequence[Mapping[str, Any]],  # the run and the overrides of each job; empty if they are not known before
+        hydra_overrides: list[str] | None,  # that launched the jobs, for the command to rerun; None: a search
+        *,
+        total: int,  # number of jobs
+        progress_bar: bool,
+    ) -> None:
+        self.folder, self.jobs, self.hydra_overrides, self.total = folder, jobs, hydra_overrides, total
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for earlier in [*(folder / "jobs").iterdir(), *(folder / name for name in ("stop", "summary.txt", BEST))]:
             earlier.unlink(missing_ok=True)
         self.handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self.handlers = {number: signal.signal(number, self.note_signal) for number in SIGNALS}
+            self.handlers = {number: signal.signal(number, self.handle_signal) for number in STOP_SIGNALS}
         self.over = threading.Event()
-        self.watcher = threading.Thread(target=self.watch, args=[jobs], daemon=True)
-        if elsewhere:  # runs in this process have a bar of their own
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        if progress_bar:
             self.watcher.start()
 
-    def watch(self, jobs: int) -> None:
-        """A progress bar of the jobs that are done with."""
-        with tqdm(total=jobs, desc=str(self.folder), unit="run") as bar:
-            while not self.over.wait(WATCH_SECONDS):
-                bar.update(sum(note["state"] != "begun" for note in self.notes()) - bar.n)
+    def watch(self) -> None:
+        """Show a progress bar of the jobs that have ended."""
+        with tqdm(total=self.total, desc=str(self.folder), unit="run") as bar:
+            over = False
+            while not over:
+                over = self.over.wait(POLL_SECONDS)
+                bar.update(sum(state["state"] not in (NOT_STARTED, RUNNING) for state in self.states()) - bar.n)
 
-    def notes(self) -> list[dict[str, Any]]:
-        """What became of the jobs, in their order."""
-        paths = sorted((self.folder / "jobs").glob("*.json"), key=lambda path: int(path.stem))
-        return [json.loads(path.read_text()) for path in paths]
+    def states(self) -> list[dict[str, Any]]:
+        """The state of every job, in their order; also of those that have not started."""
+        states = {number: {**job, "state": NOT_STARTED} for number, job in enumerate(self.jobs)}
+        for path in (self.folder / "jobs").glob("*.json"):
+            states[int(path.stem)] = json.loads(path.read_text())
+        return [states[number] for number in sorted(states)]
 
     def end(self) -> None:
-        """No more bar, and signals go where they went before."""
+        """Remove the progress bar and the signal handlers."""
         self.over.set()
         if self.watcher.is_alive():
             self.watcher.join()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
-    def note_signal(self, number: int, _: Any) -> None:
-        """Ask all jobs to save and end; a second signal is obeyed at once."""
+    def handle_signal(self, number: int, _: Any) -> None:
+        """Ask all jobs to save and stop; a second signal ends this process at once."""
         if (self.folder / "stop").exists():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        stop(self.folder, number)
-        print("\nthe runs finish their iterations; once more to stop at once", file=sys.stderr)
+        request_stop(self.folder, number)
+        print("\nthe runs finish their iterations; repeat the signal to stop at once", file=sys.stderr)
 
-    def conclude(self, broken: BaseException | None) -> int:
-        """Print what became of the jobs, and what to do; the exit code."""
-        notes = self.notes()
-        if broken is not None and not notes:
-            raise broken  # it was no sweep that could be launched
-        for note in notes:
-            if note["state"] == "begun":
-                note |= {"state": "broken off", "why": "its process ended without a word, or is still at work"}
-        missing = [note for note in notes if note["state"] not in DONE]
-        lines = [f"{len(notes) - len(missing)} of {len(notes)} runs are finished"]
-        stopped = asked_to_stop(self.folder)
+    def summarise(self, error: BaseException | None) -> int:
+        """Print the state of every job and how to run the unfinished ones again; the exit code.
+
+        error: what ended the sweep, if anything did.
+        """
+        states, stopped = self.states(), stop_signal(self.folder)
+        if error is not None and not stopped and all(state["state"] == NOT_STARTED for state in states):
+            raise error  # the sweep could not be launched
+        for state in states:
+            if state["state"] == RUNNING:
+                state |= {"state": LOST, "why": "its process ended without reporting, or is still running"}
+        missing = [state for state in states if state["state"] not in (FINISHED, ALREADY_FINISHED)]
+        lines = [f"{len(states) - len(missing)} of {max(len(states), self.total)} runs are finished"]
         if stopped:
-            lines[0] += "; stopped by a signal, and the same command goes on"
-        elif broken is not None:
-            lines[0] += "; the launcher broke off, and the same command runs what is missing"
+            lines[0] += "; stopped by a signal: the same command continues"
+        elif error is not None:
+            lines[0] += "; the launcher failed: the same command runs what is missing"
         if (self.folder / BEST).exists():
             lines.append(f"the best settings are in {self.folder / BEST}")
         if missing:
-            same = shlex.join(["python", "-m", "pbrl.train", *sys.argv[1:]])  # a search leaves alone what it has
-            again = commands([note["overrides"] for note in missing], self.hydra_overrides or [])
-            lines += [f"to run {'it' if len(missing) == 1 else 'those'} again:"]
-            lines += [f"  {line}" for line in ([same] if self.hydra_overrides is None else again)]
-        with (self.folder / "summary.txt").open("w") as file:
-            for console in (Console(), Console(file=file, width=160)):
-                console.print(_table(notes))
-                print(*lines, sep="\n", file=console.file)
+            lines.append(f"to run {'it' if len(missing) == 1 else 'them'} again:")
+            if self.hydra_overrides is None:  # a search finds its finished runs on disk
+                rerun = [shlex.join(["python", "-m", "pbrl.train", *sys.argv[1:]])]
+            else:
+                rerun = commands([state["overrides"] for state in missing], self.hydra_overrides)
+            lines += [f"  {line}" for line in rerun]
+        summary = io.StringIO()
+        for console in (Console(), Console(file=summary, width=160)):
+            console.print(_table(states))
+            print(*lines, sep="\n", file=console.file)
+        write_atomically(self.folder / "summary.txt", summary.getvalue())
         print(f"this is also in {self.folder / 'summary.txt'}", flush=True)
         if stopped:
             return 128 + stopped
-        return 1 if missing or broken is not None else 0
+        return 1 if missing or error is not None else 0
 
 
 class Begin(Callback):
-    """Prepares a sweep before its first job is launched; named in conf/train.yaml."""
+    """Prepares a sweep before its first job starts; named in conf/train.yaml."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Give the sweep its folder and its wandb group, and a name of its own to each run that would lack it."""
-        if "minimize" in str(config.hydra.sweeper.get("direction")):
-            raise SystemExit(
-                "pbrl.train: this would search for the lowest return: "
-                "use experiment=tune, or add hydra.sweeper.direction=maximize"
+        """Prepare the sweep. Errors end the program: Hydra would turn them into warnings and launch the jobs."""
+        try:
+            self.prepare(config)
+        except (ConfigurationError, HydraException, OmegaConfBaseException, OSError) as error:
+            raise SystemExit(f"pbrl.train: {error}") from error
+        except Exception:
+            traceback.print_exc()
+            raise SystemExit(1) from None
+
+    def prepare(self, config: DictConfig) -> None:
+        """Give the sweep its folder and its wandb group, and every run a folder of its own."""
+        sweeper = config.hydra.sweeper
+        if "minimize" in str(sweeper.get("direction")):
+            raise ConfigurationError(
+                "this would search for the lowest return: use experiment=tune, or add hydra.sweeper.direction=maximize"
             )
-        params = config.hydra.sweeper.get("params") or {}
-        given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+        settings: Any = OmegaConf.to_container(config, resolve=False)  # ${...} is resolved in each job, not here
+        params = settings["hydra"]["sweeper"].get("params") or {}
+        given = [*(f"{key}={value}" for key, value in params.items()), *settings["hydra"]["overrides"]["task"]]
         parsed = {each.get_key_element(): each for each in OverridesParser.create().parse_overrides(given)}
         swept = [key for key, override in parsed.items() if override.is_sweep_override()]
-        settings = OmegaConf.to_container(config, resolve=False)
-        assert isinstance(settings, dict)
         digest = hashlib.sha256(" ".join(sorted(given)).encode()).hexdigest()[:8]
         name = "-".join(sorted(key.split(".")[-1].strip("+/") for key in swept))[:LONGEST_NAME]
         sweep = f"{name or 'runs'}-{digest}"
-        added = [] if {"name", "folder"} & {*parsed} else told_apart(swept, settings["name"], settings["folder"])
+        named = {"name", "folder"} & {*parsed}
+        added = [] if named else naming_overrides(swept, settings["name"], settings["folder"])
         if config.wandb.group is None:
             added.append(f"wandb.group={sweep}")
         folder = Path(config.hydra.sweep.dir) / sweep
+        is_search = not sweeper["_target_"].endswith("BasicSweeper")  # which knows its jobs only as it goes
+        jobs = [] if is_search else plan(config, [*given, *added])
         own = ("hydra.mode", "hydra/sweeper", "hydra.sweeper", "hydra.sweep.")
-        again = [each for each in config.hydra.overrides.hydra if not each.startswith(own)]
-        elsewhere = not config.hydra.launcher["_target_"].endswith("BasicLauncher")
-        combinations = [sum(1 for _ in each.sweep_iterator()) for each in parsed.values() if each.is_discrete_sweep()]
-        trials = config.hydra.sweeper.get("n_trials")
-        jobs = trials or math.prod(combinations)
-        launched.append(Launched(folder, None if trials else again, jobs=jobs, elsewhere=elsewhere))
+        again = [each for each in settings["hydra"]["overrides"]["hydra"] if not each.startswith(own)]
+        sweeps.append(
+            Sweep(
+                folder,
+                jobs,
+                None if is_search else again,
+                total=int(sweeper.get("n_trials") or 0) if is_search else len(jobs),
+                progress_bar=not config.hydra.launcher["_target_"].endswith("BasicLauncher"),  # else each run has one
+            )
+        )
         with read_write(config.hydra):
             config.hydra.sweep.dir = str(folder)
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
             config.hydra.overrides.task.extend(added)
 
 
-def told_apart(swept: Sequence[str], name: str, folder: str) -> list[str]:
-    """Overrides that give runs of different settings different folders, and names in tables.
+def plan(config: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The run (its folder) and the overrides of every job, in Hydra's order; two jobs with one folder are refused."""
+    loader = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    jobs_in: dict[str, list[list[str]]] = defaultdict(list)
+    planned = []
+    controller = HydraConfig.instance().cfg
+    try:
+        for number, job in enumerate(jobs):
+            cfg = loader.load_sweep_config(config, job)
+            cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)  # a launcher sets them, and a folder may use them
+            HydraConfig.instance().set_config(cfg)
+            planned.append({"run": str(cfg.folder), "overrides": job})
+            jobs_in[str(cfg.folder)].append(job)
+    finally:
+        HydraConfig.instance().cfg = controller
+    for folder, sharing in jobs_in.items():
+        if len(sharing) > 1:
+            one, other = ({*job} for job in sharing[:2])
+            differing = " and ".join(" ".join(sorted(each)) for each in (one - other, other - one))
+            raise ConfigurationError(
+                f"{len(sharing)} runs of this sweep would share the folder {folder} "
+                f"({differing if one != other else 'the same settings twice'}): "
+                "put what you sweep into their name, for example name='${hydra:runtime.choices.agent}_${iterations}'"
+            )
+    return planned
 
-    Agents, tasks, teachers and seeds are in the folder's name already. A teacher's settings are added to the teacher's,
-    since a report tells teachers apart by itself; all others to the run's name.
+
+def naming_overrides(swept: Sequence[str], name: str, folder: str) -> list[str]:
+    """Overrides that give runs with different settings different folders, and different names in tables.
+
+    The folder has the agent, the task, the teacher and the seed already. Swept settings of the teacher are added to the
+    teacher's part of the folder, since a report distinguishes teachers by itself; all others to the run's name.
     """
 
     def suffix(keys: Sequence[str]) -> str:
@@ -191,37 +260,44 @@ def told_apart(swept: Sequence[str], name: str, folder: str) -> list[str]:
     return added
 
 
-def see_that_plugins_are_there(arguments: Sequence[str]) -> None:
-    """Refuse a command line that needs a plugin which is not installed, and say which extra has it."""
+def check_plugins(arguments: Sequence[str]) -> None:
+    """Refuse a command line that needs a plugin which is not installed, and name the extra that installs it."""
     for argument in arguments:
-        plugin, extra = PLUGINS.get(argument, ("hydra", ""))
-        if importlib.util.find_spec(plugin) is None:
+        if argument in PLUGINS and not _is_installed(PLUGINS[argument][0]):
+            extra = PLUGINS[argument][1]
             raise ConfigurationError(
-                f"{argument} needs a plugin of Hydra's that is not installed: pip install 'pbrl[{extra}]', "
+                f"{argument} needs a Hydra plugin that is not installed: pip install 'pbrl[{extra}]', "
                 f"in a clone pip install -c constraints.txt -e '.[{extra}]'"
             )
 
 
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent package is there
+        return False
+
+
 @contextmanager
-def overseen() -> Iterator[None]:
-    """Around Hydra's main: whatever ends a sweep, say what became of it. Single runs pass through."""
-    launched.clear()
-    broken: BaseException | None = None
+def summary_at_end() -> Iterator[None]:
+    """For Hydra's main: print a summary of the sweep, however it ended. A single run is not affected."""
+    sweeps.clear()
+    failure: BaseException | None = None
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        broken = error
+        failure = error
     finally:
-        for sweep in launched:
+        for sweep in sweeps:
             sweep.end()
-    if launched and (code := launched[-1].conclude(broken)):
+    if sweeps and (code := sweeps[-1].summarise(failure)):
         raise SystemExit(code)
-    if broken is not None:
-        raise broken
+    if failure is not None:
+        raise failure
 
 
 def commands(jobs: Sequence[Sequence[str]], hydra_overrides: Sequence[str]) -> list[str]:
-    """The commands that run these jobs again and no others, as few as merging one setting after the other gives."""
+    """The commands that run these jobs again and no others. Jobs that differ in one setting share a command."""
     lines: list[dict[str, str]] = [dict(each.split("=", 1) for each in overrides) for overrides in jobs]
     for key in dict.fromkeys(key for line in lines for key in reversed(line)):
         merged: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
@@ -234,19 +310,23 @@ def commands(jobs: Sequence[Sequence[str]], hydra_overrides: Sequence[str]) -> l
         ]
     for line in lines:
         if re.fullmatch(r"'[\w./-]+'", line.get("name", "")):
-            line["name"] = line["name"].strip("'")  # needs no quotes, once it is known
+            line["name"] = line["name"].strip("'")  # needs no quotes
     how = ["python", "-m", "pbrl.train", "-m"]
     return [shlex.join([*how, *hydra_overrides, *(f"{key}={value}" for key, value in line.items())]) for line in lines]
 
 
-def _table(notes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(Column("run", overflow="fold"), "", Column("evaluation, or why not", overflow="fold"))
-    for note in notes:
-        why = note.get("why", "")
-        if "evaluation" in note:
-            why = "" if note["evaluation"] is None else f"{note['evaluation']:.1f}"
-        colour = COLOURS.get(note["state"], "bold red")
-        table.add_row(escape(note["run"]), f"[{colour}]{note['state']}[/]", escape(why))
-        if "traceback" in note:
-            table.add_row("", "", f"[dim]see {escape(note['traceback'])}[/]")
+def _table(states: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(Column("run", overflow="fold"), "state", Column("evaluation, or what went wrong", overflow="fold"))
+    for state in states:
+        why = state.get("why", "")
+        if "evaluation" in state:
+            why = "" if state["evaluation"] is None else f"{state['evaluation']:.1f}"
+        colour = COLOURS.get(state["state"], "bold red")
+        table.add_row(escape(state["run"]), f"[{colour}]{state['state']}[/]", escape(why))
+        if "traceback" in state:
+            table.add_row("", "", f"[dim]see {escape(state['traceback'])}[/]")
     return table
+
+
+# Old names: they go when pbrl/train.py uses the new ones.
+see_that_plugins_are_there, overseen = check_plugins, summary_at_end

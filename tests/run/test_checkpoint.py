@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pbrl.run.checkpoint import load, save
+from pbrl.run.checkpoint import CheckpointError, load, save
 
 DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -181,6 +181,39 @@ def test_the_last_two_are_kept_with_their_hashes(tmp_path):
     for line in (newest / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         assert hashlib.sha256((newest / name).read_bytes()).hexdigest() == digest
+
+
+def test_another_digest_of_the_settings_is_refused(tmp_path):
+    save(tmp_path, 1, {"name": "before"}, settings_digest="1234")
+    save(tmp_path, 2, {"name": "newest"}, settings_digest="5678")
+    assert load(tmp_path, settings_digest="5678") == (2, {"name": "newest"})
+    assert load(tmp_path) == (2, {"name": "newest"})  # to look at it
+    with pytest.raises(
+        CheckpointError, match=r"000002 was saved by a run with other settings: .*name=.*`resume=false`"
+    ):
+        load(tmp_path, settings_digest="1234")  # it is not damage: the one before is no substitute
+    save(tmp_path, 3, {"name": "by an earlier version"})
+    assert load(tmp_path, settings_digest="1234") == (3, {"name": "by an earlier version"})
+
+
+def test_a_checkpoint_that_cannot_be_used_gives_way_to_the_one_before(tmp_path, caplog):
+    for iteration in (1, 2):
+        save(tmp_path, iteration, {"rows": 10 * iteration})
+
+    def find_problem(iteration, state):
+        return f"{state['rows']} rows after iteration {iteration} are too many" if state["rows"] > limit else None
+
+    limit = 15
+    assert load(tmp_path, find_problem=find_problem) == (1, {"rows": 10})
+    (warning,) = caplog.messages
+    assert warning.endswith(
+        "000002 cannot be used: 20 rows after iteration 2 are too many; continuing from iteration 1"
+    )
+    limit = 5
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint can be used:\n.*20 rows.*\n.*10 rows.*\n.*`resume=false`"
+    ):
+        load(tmp_path, find_problem=find_problem)
 
 
 def test_a_negative_iteration_is_refused(tmp_path):

@@ -102,7 +102,7 @@ def test_a_newer_format_is_not_taken_for_damage(two):
 def test_a_renamed_checkpoint_is_not_believed(two, caplog):
     (two / "000002").rename(two / "000009")
     assert load(two)[0] == 1
-    assert "000009 is damaged: its name is not that of its iteration, 2" in caplog.text
+    assert "000009 is damaged: its name does not match its iteration, 2" in caplog.text
 
 
 class Malice:

@@ -167,7 +167,7 @@ def test_a_failure_is_one_warning_and_the_next_run_tries_again(
         taken.film(iteration, save)
     taken.finish()
     taken.stop()
-    assert caplog.messages == [f"no video of iteration 0, nor of others ({reason}); the run goes on"]
+    assert caplog.messages == [f"no video of iteration 0, nor of others ({reason}); the run continues"]
     assert {entry[0] for entry in studio()} <= {0}  # the others were not tried
     wait_for(lambda: all(gone(process) for _, process, _ in studio()))
     assert names(run) == [f"iteration_0000{number}.safetensors" for number in ("00", "10", "20")]
@@ -245,7 +245,7 @@ def test_a_run_is_the_same_with_videos_without_and_with_trouble(
         folder = tmp_path / f"with_{trouble}"
         said = here(folder, "video.every=3", "video.finish_seconds=20" if trouble != "hang" else "video.seconds=0.2")
         assert results(folder) == results(tmp_path / "without")
-        assert said.count("the run goes on") == (trouble != "")
+        assert said.count("the run continues") == (trouble != "")
     filmed = tmp_path / "with_" / "videos"
     assert names(filmed.parent) == [f"iteration_00000{number}.gif" for number in (0, 3, 6, 7)]
     last = load_file(filmed / "iteration_000007.gif")["parameters"]
@@ -272,7 +272,7 @@ def test_without_opengl_one_line_names_the_package(
     monkeypatch.setenv("PYOPENGL_PLATFORM", "nothing")  # neither EGL nor OSMesa is loaded
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     said = Command(monkeypatch, capfd)(tmp_path / "run", "video.every=4", "video.finish_seconds=300")
-    (line,) = (line for line in said.splitlines() if "the run goes on" in line)
+    (line,) = (line for line in said.splitlines() if "the run continues" in line)
     assert "libegl1" in line
     assert "Traceback" not in said
     assert len(results(tmp_path / "run")[0]) == 8

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbrl.run.record import Record, RecordError, columns, read
+from pbrl.run import checkpoint
+from pbrl.run.record import Record, RecordError, columns, find_problem, read
 
 
 def row(iteration):
@@ -127,15 +128,37 @@ def test_what_follows_the_checkpoint_may_be_anything(path, garbage):
     path.write_bytes(whole + garbage)
     written(path, [3], after=2)
     assert [each["iteration"] for each in read(path)] == [0, 1, 2, 3]
-    path.write_bytes(garbage + whole)
-    written(path, [0], after=-1)  # from the start
-    assert [each["iteration"] for each in read(path)] == [0]
+
+
+@pytest.mark.parametrize("content", ["rows", "half a row", "garbage"])
+def test_a_record_without_its_checkpoint_is_kept_aside(path, caplog, content):
+    whole = written(path, range(20)).read_bytes()
+    old = {"rows": whole, "half a row": whole[:10], "garbage": b"\0" + whole}[content]
+    path.write_bytes(old)
+    written(path, range(2), after=-1)
+    assert path.with_name("metrics~1.jsonl").read_bytes() == old
+    assert [each["iteration"] for each in read(path)] == [0, 1]
+    (warning,) = caplog.records
+    assert (
+        warning.message
+        == f"{path} has rows, but there is no checkpoint to continue from: it is kept as metrics~1.jsonl"
+    )
+    written(path, range(3), after=-1)
+    assert [each["iteration"] for each in read(path.with_name("metrics~2.jsonl"))] == [0, 1]
+
+
+def test_an_empty_record_is_not_kept_aside(path, caplog):
+    for _ in range(2):
+        written(path, [])
+    assert list(path.parent.iterdir()) == [path]
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(("rows", "found"), [(3, "ends at iteration 2"), (0, "is empty")])
 def test_a_checkpoint_beyond_the_record_is_refused(path, rows, found):
     written(path, range(rows))
     before = path.read_bytes()
+    assert found in find_problem(path, 5)
     with pytest.raises(RecordError, match=rf"checkpoint is of iteration 5, but .*metrics.jsonl {found}.*resume=false"):
         Record(path, after=5)
     assert path.read_bytes() == before
@@ -150,6 +173,7 @@ def test_a_checkpoint_beyond_the_record_is_refused(path, rows, found):
         (b'{"iteration": null}\n', "not the row"),
         (b"\xff\xfe\n", "not the row"),
         (b"\n", "not the row"),
+        (b'{"iteration": Infinity}\n', "not the row"),
         (b'{"iteration": 1}\n', "iteration 1 follows 1.*two runs"),
     ],
 )
@@ -161,6 +185,23 @@ def test_garbage_is_named_by_its_line(path, garbage, said):
         read(path)
     with pytest.raises(RecordError, match=rf"metrics.jsonl, line 3: .*{said}"):
         Record(path, after=2)
+
+
+def test_without_its_last_rows_the_checkpoint_before_is_used(path, caplog):
+    folder = path.parent / "checkpoint"
+    for iteration in (9, 19):
+        checkpoint.save(folder, iteration, {})
+    written(path, range(12))
+    iteration, _ = checkpoint.load(folder, find_problem=lambda iteration, _: find_problem(path, iteration))
+    assert iteration == 9
+    assert "metrics.jsonl ends at iteration 11" in caplog.text
+    written(path, range(10, 20), after=iteration)
+    assert find_problem(path, 19) is None
+    path.unlink()
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"no checkpoint can be used:\n.*No such file(.|\n)*resume=false"
+    ):
+        checkpoint.load(folder, find_problem=lambda iteration, _: find_problem(path, iteration))
 
 
 def test_columns_have_nan_where_a_row_lacks_a_metric(path):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hydra._internal.core_plugins import basic_launcher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from test_train import ROOT, Command, record
 
 import pbrl.train
+from pbrl.run import sweep
 from pbrl.run.settings import choices
-from pbrl.run.sweep import commands, told_apart
+from pbrl.run.sweep import commands, naming_overrides
 from pbrl.threads import threads_of_a_job
 
 TINY = [
@@ -46,7 +48,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
 
 
 def times(folder: Path) -> dict[Path, int]:
-    """When each file in a folder was last written; a sweep's own notes are not asked."""
+    """When each file in a folder was last written, without the files of sweeps."""
     files = (path for path in folder.rglob("*") if path.is_file() and "sweeps" not in path.parts)
     return {path: path.stat().st_mtime_ns for path in files}
 
@@ -63,7 +65,6 @@ def summary(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------ launchers
 
 
-@pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher")  # as pbrl.run.job does
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param(name, marks=[pytest.mark.slow] if name == "ray" else []) for name in choices("hydra/launcher")],
@@ -101,11 +102,13 @@ def test_threads_are_a_jobs_share(launcher: dict[str, Any], machine: int, thread
 def test_a_plugin_that_is_missing_has_its_extra_named(
     argument: str, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("hydra_plugins.") else name)
+    monkeypatch.setitem(sys.modules, "hydra_plugins", None)  # as without the extras: not even the parent package
+    for name in [name for name in sys.modules if name.startswith("hydra_plugins.")]:
+        monkeypatch.delitem(sys.modules, name)
     code, out, err = train(["-m", "seed=0,1", argument], tmp_path)
     assert code == 1
     extra = {"experiment=tune": "optuna"}.get(argument, argument.partition("=")[2])
-    assert f"{argument} needs a plugin of Hydra's that is not installed: pip install 'pbrl[{extra}]'" in err
+    assert f"{argument} needs a Hydra plugin that is not installed: pip install 'pbrl[{extra}]'" in err
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
 
@@ -123,7 +126,7 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
     assert code == 0, out + err
     assert times(tmp_path) == before
     assert out.count("nothing is left to do") == 2
-    assert summary(tmp_path).count("left alone") == 2
+    assert summary(tmp_path).count("already finished") == 2
     # One is finished, one must go on.
     assert train([*PAIR, "seed=0"], tmp_path)[0] == 0
     before = times(first)
@@ -199,13 +202,69 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
         patch.setattr(pbrl.train.Run, "iterate", interrupt)
         code, out, _ = train(PAIR, tmp_path)
     assert code == 128 + signal.SIGINT
-    assert "0 of 2 runs are finished; stopped by a signal, and the same command goes on" in out
+    assert "0 of 2 runs are finished; stopped by a signal: the same command continues" in out
     assert len(record(tmp_path / RUNS[2])) == 1
     assert not (tmp_path / RUNS[3]).exists()
     assert signal.getsignal(signal.SIGINT) is before
     code, out, err = train(PAIR, tmp_path)
     assert code == 0, err
     assert "1 of 2 iterations are there" in out
+    assert "2 of 2 runs are finished" in out
+
+
+def test_jobs_that_never_started_are_listed_and_run_again(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed worker of joblib's, for example, takes the launcher down."""
+    launched = []
+
+    def launch(*arguments: Any, **more: Any) -> Any:
+        launched.append(0)
+        if len(launched) == 2:
+            raise RuntimeError("a worker was killed")
+        return run_job(*arguments, **more)
+
+    run_job = basic_launcher.run_job
+    with monkeypatch.context() as patch:
+        patch.setattr(basic_launcher, "run_job", launch)
+        code, out, _ = train(AGENTS, tmp_path)
+    assert code == 1
+    assert "1 of 4 runs are finished; the launcher failed: the same command runs what is missing" in out
+    table = summary(tmp_path)
+    assert table.count("not started") == 3
+    assert all(str(run) in table for run in RUNS)
+    lines = [line.strip() for line in table.splitlines() if line.startswith("  python")]
+    for line in lines:
+        assert train(shlex.split(line)[3:], tmp_path)[0] == 0
+    assert [len(record(tmp_path / run)) for run in RUNS] == [2] * 4
+
+
+def test_a_sweep_that_cannot_be_launched_says_why_without_a_table(train: Command, tmp_path: Path) -> None:
+    code, out, err = train(["-m", "agent=zpg", "agent.vots=1,2", *TINY], tmp_path)
+    assert code == 1
+    assert "vots" in err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_failure_to_prepare_a_sweep_ends_it(train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra would make a warning of it and launch jobs that have no folder for their states."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(sweep, "plan", fail)
+    code, out, err = train(PAIR, tmp_path)
+    assert code == 1
+    assert "no luck" in err
+    assert not list(tmp_path.iterdir()), out
+
+
+def test_a_stop_of_another_sweep_does_not_matter(train: Command, tmp_path: Path) -> None:
+    (tmp_path / "runs/sweeps").mkdir(parents=True)
+    (tmp_path / "runs/sweeps/stop").write_text("15\n")
+    code, out, err = train([*PAIR, "iterations=1"], tmp_path)
+    assert code == 0, err
     assert "2 of 2 runs are finished" in out
 
 
@@ -251,7 +310,7 @@ FOLDER = f"runs/${{name}}/{CHOICE}"
     ],
 )
 def test_swept_settings_are_in_a_runs_name_or_its_teachers(swept: list[str], added: list[str]) -> None:
-    assert told_apart(swept, "ncrs", FOLDER) == added
+    assert naming_overrides(swept, "ncrs", FOLDER) == added
 
 
 def test_runs_of_different_settings_do_not_collide(train: Command, tmp_path: Path) -> None:
@@ -261,6 +320,52 @@ def test_runs_of_different_settings_do_not_collide(train: Command, tmp_path: Pat
         found = settings(tmp_path / f"runs/pendulum_swingup/zpg/irrational_eps_mistake_{eps}/seed_0")
         assert found["oracle"]["eps_mistake"] == eps
         assert found["name"] == "zpg"  # a report knows teachers by their settings
+
+
+@pytest.mark.parametrize(
+    ("template", "folder"),
+    [
+        ("name=${hydra:runtime.choices.agent}_s", "pendulum_swingup/zpg_s/irrational/seed_{}"),
+        (
+            "folder=runs/${env.name}/${name}/${hydra:runtime.choices.oracle}/s${seed}",
+            "pendulum_swingup/zpg/irrational/s{}",
+        ),
+        ("folder=runs/${hydra:job.num}", "{}"),
+    ],
+)
+def test_names_and_folders_may_be_templates(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, folder: str
+) -> None:
+    runs = [tmp_path / "runs" / folder.format(seed) for seed in (0, 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(pbrl.train, "Run", None)  # all fail, to try the command that runs them again
+        assert train([*PAIR, template, "iterations=1"], tmp_path)[0] == 1
+    table = summary(tmp_path)
+    assert all(str(run.relative_to(tmp_path)) in table for run in runs)
+    (line,) = [line.strip() for line in table.splitlines() if line.startswith("  python")]
+    code, out, err = train(shlex.split(line)[3:], tmp_path)
+    assert code == 0, out + err
+    assert [len(record(run)) for run in runs] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("swept", "said"),
+    [
+        (["iterations=1,2"], "seed_0 (iterations=1 and iterations=2)"),
+        (["seed=3,3"], "seed_3 (the same settings twice)"),
+        (["agent=zpg,random", "name=mine"], "mine/irrational/seed_0 (agent=zpg and agent=random)"),
+        (["seed=0,1", "folder=runs/mine"], "folder runs/mine (seed=0 and seed=1)"),
+    ],
+)
+def test_runs_that_would_share_a_folder_are_refused_before_the_first_starts(
+    train: Command, tmp_path: Path, swept: list[str], said: str
+) -> None:
+    code, out, err = train(["-m", "agent=zpg", *TINY, *swept], tmp_path)
+    assert code == 1
+    assert "pbrl.train: 2 runs of this sweep would share the folder" in err
+    assert said in err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())
 
 
 def test_searching_for_the_lowest_return_is_refused(train: Command, tmp_path: Path) -> None:
