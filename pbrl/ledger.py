@@ -64,6 +64,9 @@ class PreferenceLog(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
 
+    def find_problem(self, state: Mapping[str, Any]) -> str | None:
+        """Why the log cannot be continued from `state_dict()`; None if it can."""
+
     def close(self) -> None:
         """The run is over."""
 

@@ -1,6 +1,6 @@
 """A video of what a run has learnt.
 
-    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its incumbent, to play.mp4 in its folder
+    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its policy, to play.mp4 in its folder
     python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer,
                                                                            to pair.mp4
 
@@ -12,44 +12,40 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from pbrl.normaliser import Normaliser
 from pbrl.run import checkpoint
 from pbrl.run.films import kept_policy
+from pbrl.run.folder import read_settings
 from pbrl.run.record import read
-from pbrl.run.settings import instantiate
+from pbrl.run.settings import build, check_targets
 from pbrl.simulation import gl, video
-from pbrl.types import Float32, Trajectories
+from pbrl.types import Answers, Float32, Oracle, Question, Trajectories
 
 if TYPE_CHECKING:  # these load dm_control, which has to wait until MUJOCO_GL is chosen
-    from pbrl.policy import GaussianPolicy
+    from pbrl.policy import Policy
     from pbrl.simulation.simulator import Simulator
-    from pbrl.types import Answers, Oracle
 
 
 class PlayError(ValueError):
     """What was asked for cannot be shown."""
 
 
-def settings(run: Path) -> DictConfig:
-    """The configuration of a run, or what is wrong with the folder."""
+def settings_of(run: Path) -> dict[str, Any]:
+    """A run's settings, or what is wrong with the folder."""
     if not (run / "config.yaml").exists():
         inside = sorted(str(path.parent) for path in run.glob("**/policy.safetensors"))
         hint = f"did you mean {', '.join(inside[:5])}?" if inside else "name the folder that pbrl.train wrote to"
         raise PlayError(f"{run} is not the folder of a run: it has no config.yaml; {hint}")
-    cfg = OmegaConf.load(run / "config.yaml")
-    assert isinstance(cfg, DictConfig)
-    return cfg
+    return read_settings(run)
 
 
 def destination(options: argparse.Namespace) -> Path:
@@ -68,8 +64,8 @@ def destination(options: argparse.Namespace) -> Path:
     return output
 
 
-def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int | None) -> tuple[int, Float32]:
-    """The iteration and the parameters [size] of the last incumbent, or of that of an iteration, if it is still there.
+def current_policy(run: Path, iteration: int | None) -> tuple[int, Float32]:
+    """The iteration and the parameters [size] of the last policy, or of that of an iteration, if it is still there.
 
     It may be the last one, wait to be filmed (`pbrl.run.films`), or have a checkpoint.
     """
@@ -84,14 +80,9 @@ def incumbent(run: Path, cfg: DictConfig, policy: GaussianPolicy, iteration: int
         raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
     saved = checkpoint.load(run / "checkpoint", iteration)
     assert saved is not None, "an iteration that is not there is refused"
-    agent = instantiate(cfg.agent, policy=policy, rng=np.random.default_rng(), trajectories=cfg.trajectories)
-    agent.load_state_dict(saved[1]["agent"])
-    if "normaliser" not in saved[1]:
-        return saved[0], agent.parameters
-    policy.normaliser = Normaliser(policy.obs_size)
-    policy.normaliser.load_state_dict(saved[1]["normaliser"])
-    parameters, policy.normaliser = policy.folded(agent.parameters), None
-    return saved[0], parameters
+    if "parameters" not in saved[1]:
+        raise PlayError(f"the checkpoints of {run} are of an earlier version: leave out --iteration")
+    return saved[0], saved[1]["parameters"]
 
 
 def mean_return_of(run: Path, iteration: int, default: float) -> float:
@@ -102,25 +93,31 @@ def mean_return_of(run: Path, iteration: int, default: float) -> float:
 
 
 def answer(
-    cfg: DictConfig,
+    settings: Mapping[str, Any],
     simulator: Simulator,
-    policy: GaussianPolicy,
+    policy: Policy,
     parameters: Float32,
     pair: Trajectories,
     *,
     mean_return: float,
     rng: np.random.Generator,
+    allow: Sequence[str],
 ) -> Answers:
     """What the run's teacher says of two clips."""
     steps = pair.task_rewards.shape[1]
     try:
-        oracle: Oracle = instantiate(cfg.oracle, rng=rng)
-        if oracle.needs_calibration:
-            rows = np.zeros(cfg.calibration.trajectories, np.int64)
+        check_targets(settings["oracle"], "oracle", allow=allow)
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=rng)
+        if oracle.sees != "rewards":
+            raise ValueError("it looks at behaviour")
+        if getattr(oracle, "needs_calibration", False):
+            rows = np.zeros(settings["calibration"]["trajectories"], np.int64)
             clips = simulator.collect(policy, parameters[None], rows, iteration=1).task_rewards[:, :steps]
-            oracle.calibrate(clips)
+            oracle.calibrate(clips)  # type: ignore[attr-defined]  # an optional part of it
         first, second = pair.task_rewards[:, None]
-        return oracle.compare(first, second, mean_return=mean_return, episode_steps=simulator.steps)
+        return oracle.compare(
+            Question.about_rewards(first, second, mean_return=mean_return, episode_steps=simulator.steps)
+        )
     except (ValueError, InstantiationException) as error:
         raise PlayError(f"the run's teacher cannot be asked ({error.__cause__ or error}): leave out --pair") from error
 
@@ -141,32 +138,38 @@ def verdict(answers: Answers) -> tuple[str, int | None]:
 def play(options: argparse.Namespace) -> Path:
     """Film a run; where the video is."""
     run: Path = options.run
-    cfg, output = settings(run), destination(options)
+    settings, output = settings_of(run), destination(options)
+    task, agent = settings["env"]["name"], settings["agent"]
+    check_targets(agent["policy"], "agent.policy", allow=options.allow)
     os.environ["MUJOCO_GL"] = gl.choose()
     from pbrl.simulation import tasks
     from pbrl.simulation.simulator import Simulator
 
-    environment = tasks.load(cfg.env.name)
+    environment = tasks.load(task)
     model, timestep = environment.physics.model, environment.control_timestep()
     camera = video.camera_number([model.id2name(number, "camera") for number in range(model.ncam)], options.camera)
-    simulator = Simulator(cfg.env.name, seed=options.seed, threads=cfg.threads, steps=cfg.env.steps)
+    simulator = Simulator(task, seed=options.seed, steps=settings["env"]["steps"])
     steps = simulator.steps if options.steps is None else options.steps
     if not 1 <= steps <= simulator.steps:
         raise PlayError(f"--steps must be between 1 and {simulator.steps}, the run's episode, not {steps}")
-    policy = instantiate(cfg.agent.policy, obs_size=simulator.obs_size, act_size=simulator.act_size)
-    iteration, parameters = incumbent(run, cfg, policy, options.iteration)
+    policy: Policy = build(
+        agent["policy"], allow=options.allow, obs_size=simulator.obs_size, act_size=simulator.act_size
+    )
+    iteration, parameters = current_policy(run, options.iteration)
 
     sampled, rows = options.pair or options.sampled, np.zeros(1 + options.pair, np.int64)
     trajectories = simulator.collect(
         policy, parameters[None], rows, iteration=0, mean_actions=not sampled, keep=["actions"]
     )
-    title = f"{cfg.env.name}   {cfg.name}, seed {cfg.seed}, iteration {iteration}"
+    title = f"{task}   {settings['name']}, seed {settings['seed']}, iteration {iteration}"
     heading, preferred = [f"{title}   {'sampled' if sampled else 'mean'} actions"], None
     if options.pair:
         rng = np.random.default_rng(options.seed)
         mean_return = mean_return_of(run, iteration, default=float(trajectories.returns.mean()))
         trajectories = replace(trajectories, task_rewards=trajectories.task_rewards[:, :steps])  # judge what is shown
-        answers = answer(cfg, simulator, policy, parameters, trajectories, mean_return=mean_return, rng=rng)
+        answers = answer(
+            settings, simulator, policy, parameters, trajectories, mean_return=mean_return, rng=rng, allow=options.allow
+        )
         words, preferred = verdict(answers)
         heading.append(words)
     print("\n".join([*heading, f"true return {' and '.join(f'{each:.1f}' for each in trajectories.returns)}"]))
@@ -199,6 +202,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="control steps to show, and for --pair to judge; default: all")
     parser.add_argument("--size", type=size_of, default=(640, 480), help="of a picture; 640x480 by default")
     parser.add_argument("--camera", help="name or number; the task's first by default")
+    parser.add_argument(
+        "--allow", nargs="*", default=[], help="packages of your own whose classes the run may use; none by default"
+    )
     parser.add_argument("--gif", action="store_true", help="GIF instead of mp4; so, too, where there is no ffmpeg")
     parser.add_argument(
         "--output", type=Path, help="default: play or pair in the run's folder; .mp4 or .gif is added if missing"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from oracles.oracle import Answers
 from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
-from oracles.oracle import Answers
 from pbrl.play import incumbent, main, settings, verdict
 from pbrl.policy import GaussianPolicy
 from pbrl.run.films import kept_policy

@@ -38,7 +38,7 @@ from pbrl.run.folder import lock, prepare
 from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError
-from pbrl.run.settings import ConfigurationError, check_node, instantiate, suggest
+from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate, suggest
 from pbrl.threads import cores
 
 
@@ -69,6 +69,7 @@ class Tuning:
 
     def __init__(self, cfg: DictConfig, target: float | None) -> None:
         self.folder, self.target = Path(cfg.folder), target
+        self.digest = digest(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
         self.iterations, self.evaluate_every, self.keep_weights = cfg.iterations, cfg.evaluation.every, cfg.keep_weights
         self.problem = build_problem(cfg)
         directions = int(np.random.SeedSequence(cfg.seed).generate_state(3)[2])  # the first two: build_problem's
@@ -103,6 +104,10 @@ class Tuning:
 
     def save(self, iteration: int) -> None:
         """The checkpoint is all that a run leaves."""
+
+    def find_problem(self, state: Mapping[str, Any]) -> str | None:  # noqa: ARG002
+        """The checkpoint is all that is needed."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly; a finished run may go without its weights."""

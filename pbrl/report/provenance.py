@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pbrl.report.text import label
 from pbrl.run import settings as run_settings
+from pbrl.run.folder import link_names
 from pbrl.run.versions import noted_versions, versions
 
 Settings = Mapping[str, Any]
@@ -42,19 +43,6 @@ def presets() -> dict[str, dict[str, Any]]:
                 found[group][name] = link_names(OmegaConf.to_container(cfg[group]))
     found["train"] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
     return found
-
-
-def link_names(node: Any) -> Any:
-    """Settings with a teacher's link by its name, `logistic`; earlier versions recorded how to import it."""
-    if isinstance(node, list):
-        return [link_names(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("_target_") == "hydra.utils.get_object":
-        package, _, name = str(node.get("path")).rpartition(".")
-        if package == "oracles.links":
-            return name
-    return {key: link_names(each) for key, each in node.items()}
 
 
 def upgrade(settings: dict[str, Any], folder: Path) -> dict[str, Any]:

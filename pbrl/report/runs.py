@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import yaml  # type: ignore[import-untyped]
 from pyarrow import json
 
 from pbrl.report.provenance import teacher_name, upgrade
 from pbrl.report.text import label, printable
-from pbrl.run.record import RecordError, columns, read
+from pbrl.run.record import RecordError
 from pbrl.types import Float64
 
 CHARGES = ("trajectories", "env_steps", "pairs_asked", "bits")
@@ -29,9 +28,6 @@ PARSE_OPTIONS = json.ParseOptions(
     explicit_schema=pyarrow.schema([(name, pyarrow.float64()) for name in READ]), unexpected_field_behavior="ignore"
 )
 LARGEST = 1e15  # a larger number in a record is not a measurement
-LARGEST_SETTINGS = 100_000  # bytes of a config.yaml; pbrl.train writes about 2,000
-DEEPEST_SETTINGS = 50  # levels of nesting
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is 7 times as fast
 MAXIMUM_REWARD = 1.0  # of a control step, in every task of DM Control
 STEPS = 1000  # of an episode, unless env.steps says otherwise
 ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the earlier run as seed_0~1
@@ -157,54 +153,16 @@ def _metrics(path: Path) -> dict[str, Float64]:
 
 def _columns(path: Path) -> dict[str, Float64]:
     """The columns of a record. Arrow reads a sound record ten times as fast as `pbrl.run.record`."""
-    if not path.is_file():
-        raise NotARunError(f"its {path.name} is not a file")
-    content = path.read_bytes()
     try:
-        whole = content.endswith(b"\n")
-        table = json.read_json(pyarrow.BufferReader(content), parse_options=PARSE_OPTIONS) if whole else None
-    except pyarrow.ArrowInvalid:
-        table = None
-    if table is not None:
-        metrics = {name: table[name].to_numpy() for name in READ}
-        if (np.diff(metrics["iteration"], prepend=-1) > 0).all():
-            return metrics
-    try:  # an unfinished or damaged record
-        return columns([{name: row[name] for name in READ if name in row} for row in read(path)])
-    except (ValueError, TypeError) as error:
-        raise NotARunError(f"its record has something that is not a number: {error}") from None
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """The settings in a config.yaml, checked as far as a report needs them."""
-    if not path.is_file():
-        raise NotARunError(f"its {path.name} is not a file")
-    with path.open("rb") as file:
-        content = file.read(LARGEST_SETTINGS + 1)
-    try:
-        _check_yaml(content)
-        settings = yaml.load(content, YAML_LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotARunError(f"its config.yaml cannot be read: {' '.join(str(error).split())}") from None
+        settings = read_settings(path.parent)
+    except ConfigurationError as error:
+        raise NotARunError(f"its config.yaml cannot be read: {error}") from None
     try:
         _check_settings(settings)
     except (LookupError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise NotARunError(f"its config.yaml is not one that pbrl.train wrote: {reason}") from None
     return dict(settings)
-
-
-def _check_yaml(content: bytes) -> None:
-    """Refuse what pbrl.train never writes and what takes for ever to read, before anything is built from it."""
-    if len(content) > LARGEST_SETTINGS:
-        raise ValueError(f"it has more than {LARGEST_SETTINGS} bytes")
-    depth = 0
-    for event in yaml.parse(content, YAML_LOADER):
-        if getattr(event, "anchor", None) is not None:
-            raise ValueError("it has anchors or aliases, which pbrl.train does not write")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST_SETTINGS:
-            raise ValueError(f"it is nested more than {DEEPEST_SETTINGS} levels deep")
 
 
 def _check_settings(settings: Any) -> None:

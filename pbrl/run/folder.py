@@ -17,6 +17,17 @@ from pbrl.run.settings import ConfigurationError, differences
 
 log = logging.getLogger(__name__)
 
+LARGEST_SETTINGS = 100_000  # bytes of a config.yaml; pbrl.train writes about 2,000
+DEEPEST_SETTINGS = 50  # levels of nesting
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is 7 times as fast
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes what occurs twice twice, rather than an alias of it."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
 
 def is_finished(settings: Mapping[str, Any]) -> bool:
     """Whether this run is there already, to its last iteration. Asked before anything heavy is made."""
@@ -41,15 +52,46 @@ def holds_this_run(settings: Mapping[str, Any]) -> bool:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """A run's settings, as plain data."""
+    """A run's settings, as plain data: nothing in them is imported, and none of them can take for ever to read."""
     path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is not a file")
+    with path.open("rb") as file:
+        content = file.read(LARGEST_SETTINGS + 1)
     try:
-        settings = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        _check_yaml(content)
+        settings = link_names(yaml.load(content, YAML_LOADER))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
-        raise ConfigurationError(f"{path} holds no settings")
+        raise ConfigurationError(f"{path} is not a list of settings")
     return settings
+
+
+def _check_yaml(content: bytes) -> None:
+    """Refuse what pbrl.train never writes and what takes for ever to read, before anything is built from it."""
+    if len(content) > LARGEST_SETTINGS:
+        raise ValueError(f"it has more than {LARGEST_SETTINGS} bytes")
+    depth = 0
+    for event in yaml.parse(content, YAML_LOADER):
+        if getattr(event, "anchor", None) is not None:
+            raise ValueError("it has anchors or aliases, which pbrl.train does not write")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_SETTINGS:
+            raise ValueError(f"it is nested more than {DEEPEST_SETTINGS} levels deep")
+
+
+def link_names(node: Any) -> Any:
+    """Settings with a teacher's link by its name, `logistic`; earlier versions recorded how to import it."""
+    if isinstance(node, list):
+        return [link_names(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("_target_") == "hydra.utils.get_object":
+        package, _, name = str(node.get("path")).rpartition(".")
+        if package == "oracles.links":
+            return name
+    return {key: link_names(each) for key, each in node.items()}
 
 
 def prepare(settings: Mapping[str, Any]) -> None:
@@ -62,7 +104,7 @@ def prepare(settings: Mapping[str, Any]) -> None:
         log.info("the run that was there is now %s", aside)
     folder.mkdir(parents=True, exist_ok=True)
     holds_this_run(settings)
-    write_atomically(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
+    write_atomically(folder / "config.yaml", yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False))
 
 
 @contextmanager

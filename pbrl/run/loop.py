@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from pbrl.run import checkpoint
+from pbrl.run import checkpoint, record
 from pbrl.run.mirrors import MirrorProcess
 from pbrl.run.record import Record
 from pbrl.run.settings import ConfigurationError
@@ -35,6 +35,7 @@ class Work(Protocol):
     """What is done in a run."""
 
     folder: Path
+    digest: str  # of the settings that make the run what it is: a checkpoint of others is refused
     ended: str  # why it is over before its last iteration, such as "diverged"; "" otherwise
 
     def iterate(self, iteration: int) -> Mapping[str, float]:
@@ -45,6 +46,9 @@ class Work(Protocol):
 
     def save(self, iteration: int) -> None:
         """Leave files for others to read, such as the policy, beside the checkpoint just saved."""
+
+    def find_problem(self, state: Mapping[str, Any]) -> str | None:
+        """Why a state cannot be continued from, such as files that are gone; None if it can."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
@@ -71,9 +75,9 @@ def run(
     if start:
         print(f"{work.folder}: {start} of {iterations} iterations are there", flush=True)
     note_versions(work.folder)
-    record = Record(work.folder / RECORD, after=start - 1)
+    rows = Record(work.folder / RECORD, after=start - 1)
     with ExitStack() as closing:
-        closing.callback(record.close)
+        closing.callback(rows.close)
         for mirror in mirrors(work.folder / RECORD):
             closing.callback(mirror.close)
         signals = closing.enter_context(catch_signals())
@@ -86,16 +90,16 @@ def run(
             except DivergedError as error:
                 log.warning("%s: %s", work.folder, error)
                 work.ended = "diverged"
-                save(work, record, max(0, iteration - 1))
+                save(work, rows, max(0, iteration - 1))
                 break
-            record.write(metrics)
+            rows.write(metrics)
             bar.set_postfix_str(work.headline(metrics), refresh=False)
             bar.update()
             # Asked once: a signal that comes later must not end an iteration that was not saved.
             signal = signals[0] if signals else asked_to_stop()
             over = bool(work.ended) or iteration == iterations - 1
             if over or signal or (iteration + 1) % checkpoint_every == 0:
-                save(work, record, iteration)
+                save(work, rows, iteration)
             if after_iteration is not None:
                 after_iteration(iteration)
             if over:
@@ -106,23 +110,27 @@ def run(
                 raise Stopped(signal)
 
 
-def save(work: Work, record: Record, iteration: int) -> None:
+def save(work: Work, rows: Record, iteration: int) -> None:
     """Leave a checkpoint of the state after an iteration, which the record on disk has reached."""
-    record.sync()
-    checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()})
+    rows.sync()
+    checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()}, work.digest)
     work.save(iteration)
 
 
 def load(work: Work) -> int:
-    """Give the work the state of its last checkpoint; the iteration to go on with."""
-    saved = checkpoint.load(work.folder / CHECKPOINT)
+    """Give the work the state of the last checkpoint that can be used; the iteration to go on with."""
+
+    def find_problem(iteration: int, state: Mapping[str, Any]) -> str | None:
+        if state.get("format") != FORMAT:
+            raise ConfigurationError(
+                f"{work.folder} was begun by an earlier version of pbrl, and cannot be continued by this one: finish "
+                "it there, or start over with resume=false, which keeps it aside. Report and play still read it"
+            )
+        return record.find_problem(work.folder / RECORD, iteration) or work.find_problem(state)
+
+    saved = checkpoint.load(work.folder / CHECKPOINT, settings_digest=work.digest, find_problem=find_problem)
     if saved is None:
         return 0
     iteration, state = saved
-    if state.get("format") != FORMAT:
-        raise ConfigurationError(
-            f"{work.folder} was begun by an earlier version of pbrl, and cannot be continued by this one: finish it "
-            "there, or start over with resume=false, which keeps it aside. Report and play still read it"
-        )
     work.load_state_dict(state)
     return iteration + 1

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import inspect
+import json
 import re
 import types
 import typing
@@ -218,6 +220,12 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
         keys = [key for key in {**one, **other} if path or key in IDENTITY]
         return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
     return [] if one == other else [f"{path}: {other}, not {one}"]
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """A fingerprint of the settings that make a run what it is."""
+    identity = {key: settings[key] for key in IDENTITY if key in settings}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:

@@ -13,7 +13,7 @@ from pbrl.ledger import Ledger
 from pbrl.normaliser import Normaliser
 from pbrl.run.policy_file import save_policy
 from pbrl.run.preference_log import PreferenceLog
-from pbrl.run.settings import ConfigurationError, build
+from pbrl.run.settings import ConfigurationError, build, digest
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent, Oracle
 
@@ -28,6 +28,7 @@ class TrainingRun:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.folder = Path(settings["folder"])
+        self.digest = digest(settings)
         self.iterations: int = settings["iterations"]
         self.evaluation_settings: Mapping[str, Any] = settings["evaluation"]
         self.calibration_trajectories: int = settings["calibration"]["trajectories"]
@@ -109,9 +110,15 @@ class TrainingRun:
         sizes = " ".join(str(size) for size in self.policy.sizes)
         save_policy(path, parameters, task=self.simulator.task, sizes=sizes, iteration=str(iteration))
 
+    def find_problem(self, state: Mapping[str, Any]) -> str | None:
+        """Whether the preference log lacks rows that the state counts."""
+        log, logged = self.ledger.preference_log, state["ledger"]["preference_log"]
+        return None if log is None or logged is None else log.find_problem(logged)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
         state = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
+        state["parameters"] = self.policy.folded(self.agent.parameters)  # for others to read
         if self.policy.normaliser is not None:
             state["normaliser"] = self.policy.normaliser.state_dict()
         return state

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
 from oracles.oracle import Answers, Reason
+
 from pbrl.run import checkpoint, preference_log
 from pbrl.run.preference_log import SCHEMA, PreferenceLog, PreferenceLogError, answers_of, questions, read
 from pbrl.types import Preferences
