@@ -18,7 +18,9 @@ from pyarrow import json
 
 from pbrl.report.provenance import teacher_name, upgrade
 from pbrl.report.text import label, printable
-from pbrl.run.record import RecordError
+from pbrl.run.folder import read_settings
+from pbrl.run.record import RecordError, columns, read
+from pbrl.run.settings import ConfigurationError
 from pbrl.types import Float64
 
 CHARGES = ("trajectories", "env_steps", "pairs_asked", "bits")
@@ -153,6 +155,26 @@ def _metrics(path: Path) -> dict[str, Float64]:
 
 def _columns(path: Path) -> dict[str, Float64]:
     """The columns of a record. Arrow reads a sound record ten times as fast as `pbrl.run.record`."""
+    if not path.is_file():
+        raise NotARunError(f"its {path.name} is not a file")
+    content = path.read_bytes()
+    try:
+        whole = content.endswith(b"\n")
+        table = json.read_json(pyarrow.BufferReader(content), parse_options=PARSE_OPTIONS) if whole else None
+    except pyarrow.ArrowInvalid:
+        table = None
+    if table is not None:
+        metrics = {name: table[name].to_numpy() for name in READ}
+        if (np.diff(metrics["iteration"], prepend=-1) > 0).all():
+            return metrics
+    try:  # an unfinished or damaged record
+        return columns([{name: row[name] for name in READ if name in row} for row in read(path)])
+    except (ValueError, TypeError) as error:
+        raise NotARunError(f"its record has something that is not a number: {error}") from None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings in a config.yaml, checked as far as a report needs them."""
     try:
         settings = read_settings(path.parent)
     except ConfigurationError as error:

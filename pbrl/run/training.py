@@ -117,7 +117,7 @@ class TrainingRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
-        state = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
+        state: dict[str, Any] = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
         state["parameters"] = self.policy.folded(self.agent.parameters)  # for others to read
         if self.policy.normaliser is not None:
             state["normaliser"] = self.policy.normaliser.state_dict()
