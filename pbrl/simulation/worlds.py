@@ -62,6 +62,7 @@ class NativeWorlds:
 
     def __init__(self, task: str | Task, count: int) -> None:
         self.environment = tasks.load(task)
+        tasks.check_compiled(self.environment)
         share_model = not getattr(tasks.native(task), "WRITES_MODEL", True)
         # dm_control switches actuation off in the model while it resets: no two threads may share a model.
         self.physics = [self.environment.physics.copy(share_model=share_model) for _ in range(count)]

@@ -32,7 +32,7 @@ finally:
     if _chosen is None:
         del os.environ["MUJOCO_GL"]
 
-__all__ = ["NAMES", "PhysicsError", "Task", "UnknownTaskError", "find", "load", "native"]
+__all__ = ["NAMES", "PhysicsError", "Task", "UnknownTaskError", "check_compiled", "find", "load", "native"]
 
 NAMES = {f"{domain}_{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 _LOADING_SEED = 0  # LQR draws its springs when it is loaded; all threads and simulators must have the same
@@ -44,7 +44,10 @@ class UnknownTaskError(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of your own: a name, and a function without arguments that returns a new dm_control `Environment`."""
+    """A task of your own: a name, and a function without arguments that returns a new dm_control `Environment`.
+
+    Every call must make the same environment: each thread has one, and results must not depend on which.
+    """
 
     name: str
     make: Callable[[], Any]
@@ -91,6 +94,18 @@ def native(task: str | Task) -> ModuleType | None:
         return None
     module = importlib.import_module(f"pbrl.simulation.tasks.{domain}")
     return module if name in module.TASKS else None
+
+
+def check_compiled(environment: Any) -> None:
+    """Refuse to run an environment in compiled loops that would ignore a part of it."""
+    kind = type(environment.task)
+    methods = ("before_step", "after_step", "get_termination")
+    ignored = [name for name in methods if getattr(kind, name) is not getattr(_SuiteTask, name)]
+    if ignored or len(environment.physics.data.ctrl) != environment.action_spec().shape[0]:
+        raise ValueError(
+            f"the compiled loops set one control per action and ignore {', '.join(methods)}, but {kind.__name__} has "
+            f"its own {', '.join(ignored) or 'actions'}: remove its compiled `observe`, or use native=False"
+        )
 
 
 def _check(task: Task, environment: Any) -> None:
