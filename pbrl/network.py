@@ -30,7 +30,7 @@ def mlp(
 ) -> Tensor:
     """The output [n, out] for inputs x [n, in], differentiable in the layers' weights [in, out] and biases [out].
 
-    x itself gets no gradient. With a pool, rows are spread over its threads.
+    x gets a gradient if it wants one. With a pool, rows are spread over its threads.
     """
     out: Tensor = _MLP.apply(x, activation, pool, *(tensor for layer in layers for tensor in layer))  # type: ignore[no-untyped-call]
     return out
@@ -64,6 +64,7 @@ class _MLP(torch.autograd.Function):
         layers = (len(saved) + 1) // 3
         weights, inputs = saved[: 2 * layers : 2], [x, *saved[2 * layers :]]
         d_out = gradients[0].T.contiguous()
+        d_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
 
         @torch.no_grad()
         def run(lane: slice) -> list[Tensor]:
@@ -79,6 +80,8 @@ class _MLP(torch.autograd.Function):
                     h = inputs[layer][block]
                     sums[2 * layer].addmm_(h.T, d)
                     sums[2 * layer + 1] += d.sum(0)
+                if d_x is not None:
+                    torch.mm(d, weights[0].T, out=d_x[block])
             sums[-2] = last.T
             return sums
 
@@ -86,7 +89,7 @@ class _MLP(torch.autograd.Function):
         for lane in rest:
             for total, part in zip(first, lane, strict=True):
                 total += part
-        return None, None, None, *first
+        return d_x, None, None, *first
 
 
 def _blocks(lane: slice) -> list[slice]:

@@ -1,7 +1,7 @@
-"""Observations brought to mean 0 and standard deviation 1, by what a run has seen so far.
+"""Observations scaled to mean 0 and standard deviation 1, by what a run has seen so far.
 
-The moments change between iterations only, so that within one all policies see the world alike. Normalising is
-affine, so a policy's first layer can do it: (x - mean) / std @ W + b = x @ (W / std) + (b - mean / std @ W).
+The moments change only between iterations, so that all policies of an iteration see the same. Normalising is affine,
+so a policy's first layer can do it: (x - mean) / std @ W + b = x @ (W / std) + (b - mean / std @ W).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pbrl.types import Float32, Float64
 
 
 class Normaliser:
-    """Running mean and standard deviation of each observation [obs]; before the first are seen, 0 and 1."""
+    """Running mean and standard deviation of each observation [obs]; at first 0 and 1."""
 
     def __init__(self, obs_size: int) -> None:
-        self.count, self.mean, self.deviations = 0, np.zeros(obs_size), np.zeros(obs_size)  # summed squares of them
+        self.count, self.mean = 0, np.zeros(obs_size)
+        self.deviations = np.zeros(obs_size)  # sum of squared deviations from the mean
 
     @property
     def std(self) -> Float64:
@@ -27,7 +28,7 @@ class Normaliser:
         return np.where(variance > 1e-12, np.sqrt(variance), 1.0)
 
     def include(self, obs: Float32) -> None:
-        """Learn from more observations [n, obs] (Chan, Golub and LeVeque's rule for joining two samples)."""
+        """Include more observations [n, obs], by Chan, Golub and LeVeque's rule for joining two samples."""
         if len(obs) == 0:
             return
         seen = obs.astype(np.float64)
@@ -43,7 +44,7 @@ class Normaliser:
         return ((obs - self.mean) / self.std).astype(np.float32)
 
     def fold(self, weights: Float32, bias: Float32) -> tuple[Float32, Float32]:
-        """A layer, weights [..., obs, out] and bias [..., out], that takes observations as they are."""
+        """The layer with weights [..., obs, out] and bias [..., out], changed to take observations as they are."""
         scaled = weights / self.std[:, None]
         return scaled.astype(np.float32), (bias - self.mean @ scaled).astype(np.float32)
 

@@ -140,21 +140,19 @@ def play(options: argparse.Namespace) -> Path:
     run: Path = options.run
     settings, output = settings_of(run), destination(options)
     task, agent = settings["env"]["name"], settings["agent"]
-    check_targets(agent["policy"], "agent.policy", allow=options.allow)
+    check_targets([agent["policy"], settings["env"]], "the run's config.yaml", allow=options.allow)
     os.environ["MUJOCO_GL"] = gl.choose()
-    from pbrl.simulation import tasks
+    from pbrl.run.training import build_policy, task_of
     from pbrl.simulation.simulator import Simulator
 
-    environment = tasks.load(task)
+    simulator = Simulator(task_of(settings["env"], options.allow), seed=options.seed, steps=settings["env"]["steps"])
+    environment = simulator.environment()
     model, timestep = environment.physics.model, environment.control_timestep()
     camera = video.camera_number([model.id2name(number, "camera") for number in range(model.ncam)], options.camera)
-    simulator = Simulator(task, seed=options.seed, steps=settings["env"]["steps"])
     steps = simulator.steps if options.steps is None else options.steps
     if not 1 <= steps <= simulator.steps:
         raise PlayError(f"--steps must be between 1 and {simulator.steps}, the run's episode, not {steps}")
-    policy: Policy = build(
-        agent["policy"], allow=options.allow, obs_size=simulator.obs_size, act_size=simulator.act_size
-    )
+    policy = build_policy(agent["policy"], simulator, allow=options.allow)
     iteration, parameters = current_policy(run, options.iteration)
 
     sampled, rows = options.pair or options.sampled, np.zeros(1 + options.pair, np.int64)

@@ -1,27 +1,135 @@
-"""The Gaussian policy of the paper as one flat parameter vector, so that search agents can add directions to it.
+"""Policies as one flat parameter vector, so that search agents can add directions to it.
 
-A tanh network gives the mean; the logarithm of the standard deviation is a free vector, part of the parameters:
+Two kinds, both a fully connected network with parameters [W1, b1, W2, b2, ...], W of shape [inputs, outputs], float32:
 
-    parameters = [W1, b1, W2, b2, W3, b3, log_std],   W of shape [inputs, outputs], float32
+    GaussianPolicy          the network gives the mean; the log-std is a free vector at the end of the parameters:
+                            action = mean + std * noise, which the environment clips to its bounds
+    SquashedGaussianPolicy  the network gives mean and log-std; the action is squashed into the task's bounds:
+                            action = centre + scale * tanh(mean + std * noise)
 
-Collecting uses compiled code (`pbrl.simulation.native`), learning uses torch on the same vector.
+Learning uses torch on the flat vector. The simulator collects with compiled code, from what `export` gives it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import softplus
 
+from pbrl.network import Activation, mlp
 from pbrl.normaliser import Normaliser
-from pbrl.simulation import native
-from pbrl.types import Float32, Int64
+from pbrl.types import Float32, Float64, Int64
+
+
+class Weights(NamedTuple):
+    """K policies as plain arrays: all that is needed to act. They take observations as they are."""
+
+    layers: list[tuple[Float32, Float32]]  # weights [K, inputs, outputs] and bias [K, outputs] of each layer
+    activation: Activation  # of the hidden layers
+    std: Float32 | None  # [K, act]; None: squashed, and the last `act` outputs give it
+    log_std_bounds: tuple[float, float] | None = None  # log_std = low + (high - low) / 2 * (tanh(output) + 1)
+    centre_and_scale: tuple[Float64, Float64] | None = None  # [act] each: action = centre + scale * tanh(x)
+
+
+class Policy(Protocol):
+    """An architecture. Parameters are passed in, so that one object serves any number of policies."""
+
+    obs_size: int
+    act_size: int
+    size: int  # of the parameter vector
+    sizes: tuple[int, ...]  # widths of the network's layers, from observations to outputs
+    normaliser: Normaliser | None  # of the observations, if the run normalises them
+
+    def initial(self, rng: np.random.Generator) -> Float32:
+        """Parameters to begin with [size]."""
+
+    def folded(self, parameters: Float32) -> Float32:
+        """Parameters [..., size] whose first layer normalises: they take observations as they are."""
+
+    def export(self, parameters: Float32) -> Weights:
+        """K parameter vectors [K, size] as plain arrays, the normaliser folded in."""
+
+    def mean_actions(self, parameters: Float32, obs: Float32, which: Int64 | None = None) -> Float32:
+        """Action without noise [n, act] for observations [n, obs], row i under parameters `which[i]` of [K, size]."""
+
+    def mean(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """The action without noise [..., act], differentiable in the parameters [size]."""
+
+    def sample(
+        self, parameters: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The action [..., act] for standard normal noise [..., act], and its log-probability [...].
+
+        Both are differentiable in the parameters (the reparametrisation trick).
+        """
+
+    def log_probability(self, parameters: torch.Tensor, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """log pi(a|s) [...] of actions as collected; differentiable in the parameters."""
+
+
+class Network:
+    """A fully connected network whose parameters are one flat vector."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], activation: Activation, *, hidden_gain: float, output_gain: float
+    ) -> None:
+        if len(sizes) < 3 or min(sizes[1:-1]) < 1:
+            raise ValueError(f"hidden must be one or more positive layer widths, not {list(sizes[1:-1])}")
+        if activation not in ("tanh", "relu"):
+            raise ValueError(f"activation must be tanh or relu, not {activation}")
+        self.sizes, self.activation = sizes, activation
+        self.shapes = list(pairwise(sizes))
+        self.gains = [hidden_gain] * (len(sizes) - 2) + [output_gain]
+        self.size = sum((inputs + 1) * outputs for inputs, outputs in self.shapes)
+
+    def initial(self, rng: np.random.Generator) -> Float64:
+        """Orthogonal weights, zero biases [size]."""
+        parts = []
+        for (inputs, outputs), gain in zip(self.shapes, self.gains, strict=True):
+            tall = rng.standard_normal((max(inputs, outputs), min(inputs, outputs)))
+            q, r = np.linalg.qr(tall)
+            q *= np.sign(np.diag(r))  # makes the draw uniform over orthogonal matrices
+            weights = gain * (q if inputs >= outputs else q.T)
+            parts += [weights.ravel(), np.zeros(outputs)]
+        return np.concatenate(parts)
+
+    def layers(self, parameters: Any) -> Iterator[tuple[Any, Any]]:
+        """Weights [..., inputs, outputs] and bias [..., outputs] of each layer, of arrays or tensors [..., size]."""
+        parts = [count for inputs, outputs in self.shapes for count in (inputs * outputs, outputs)]
+        ends = np.cumsum(parts).tolist()  # what follows them is not the network's
+        split = torch.tensor_split if isinstance(parameters, torch.Tensor) else np.split
+        pieces = split(parameters, ends, -1)
+        for (inputs, outputs), weights, bias in zip(self.shapes, pieces[:-1:2], pieces[1::2], strict=True):
+            yield weights.reshape(*parameters.shape[:-1], inputs, outputs), bias
+
+    def folded(self, parameters: Float32, normaliser: Normaliser | None) -> Float32:
+        """Parameters [..., size] whose first layer normalises; what follows the network's parameters stays."""
+        if normaliser is None:
+            return parameters
+        weights, bias = normaliser.fold(*next(self.layers(parameters)))
+        rest = parameters[..., weights.shape[-2] * weights.shape[-1] + bias.shape[-1] :]
+        return np.concatenate([weights.reshape(*parameters.shape[:-1], -1), bias, rest], axis=-1)
+
+    def outputs(self, parameters: Any, x: Any) -> Any:
+        """The outputs [..., out] for inputs [..., in], of arrays or tensors; parameters [size]."""
+        if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
+            rows = mlp(x.reshape(-1, x.shape[-1]), list(self.layers(parameters)), self.activation)
+            return rows.reshape(*x.shape[:-1], -1)
+        tanh, relu = (torch.tanh, torch.relu) if isinstance(x, torch.Tensor) else (np.tanh, lambda x: np.maximum(x, 0))
+        for layer, (weights, bias) in enumerate(self.layers(parameters)):
+            x = x @ weights + bias
+            if layer < len(self.shapes) - 1:
+                x = tanh(x) if self.activation == "tanh" else relu(x)
+        return x
 
 
 class GaussianPolicy:
-    """The architecture; the parameters are passed in, so that one object serves any number of policies."""
+    """The paper's: a tanh network gives the mean; the log-std is a free vector, part of the parameters."""
 
     def __init__(
         self,
@@ -33,78 +141,176 @@ class GaussianPolicy:
         output_gain: float,
         initial_log_std: float,
     ) -> None:
-        if not hidden or min(hidden) < 1:
-            raise ValueError(f"hidden must be one or more positive layer widths, not {list(hidden)}")
-        self.sizes = (obs_size, *hidden, act_size)
         self.obs_size, self.act_size = obs_size, act_size
-        self.gains = [hidden_gain] * len(hidden) + [output_gain]
+        self.sizes = (obs_size, *hidden, act_size)
+        self.network = Network(self.sizes, "tanh", hidden_gain=hidden_gain, output_gain=output_gain)
+        self.size = self.network.size + act_size
         self.initial_log_std = initial_log_std
-        self.normaliser: Normaliser | None = None  # of the observations, where a run wants it
-        self.size = sum(n * m + m for n, m in self._layer_sizes()) + act_size
-
-    def _layer_sizes(self) -> Iterator[tuple[int, int]]:
-        return zip(self.sizes[:-1], self.sizes[1:], strict=True)
+        self.normaliser: Normaliser | None = None
 
     def initial(self, rng: np.random.Generator) -> Float32:
-        """Orthogonal weights, zero biases [size]."""
-        parts = []
-        for (inputs, outputs), gain in zip(self._layer_sizes(), self.gains, strict=True):
-            tall = rng.standard_normal((max(inputs, outputs), min(inputs, outputs)))
-            q, r = np.linalg.qr(tall)
-            q *= np.sign(np.diag(r))  # makes the draw uniform over orthogonal matrices
-            weights = gain * (q if inputs >= outputs else q.T)
-            parts += [weights.ravel(), np.zeros(outputs)]
-        parts.append(np.full(self.act_size, self.initial_log_std))
-        return np.concatenate(parts).astype(np.float32)
+        """Orthogonal weights, zero biases, the initial log-std [size]."""
+        log_std = np.full(self.act_size, self.initial_log_std)
+        return np.concatenate([self.network.initial(rng), log_std]).astype(np.float32)
 
     def folded(self, parameters: Float32) -> Float32:
-        """Parameters [..., size] that do the same to observations as they are: the first layer normalises them."""
-        if self.normaliser is None:
-            return parameters
-        inputs, outputs = self.sizes[:2]
-        weights, bias, rest = np.split(parameters, [inputs * outputs, (inputs + 1) * outputs], axis=-1)
-        batch = parameters.shape[:-1]
-        weights, bias = self.normaliser.fold(weights.reshape(*batch, inputs, outputs), bias)
-        return np.concatenate([weights.reshape(*batch, -1), bias, rest], axis=-1)
+        """Parameters [..., size] whose first layer normalises: they take observations as they are."""
+        return self.network.folded(parameters, self.normaliser)
 
-    def pack(self, parameters: Float32) -> tuple[Float32, Float32]:
-        """K parameter vectors [K, size] as the compiled loops read them: layers padded, [K, packed]; std [K, act]."""
-        parameters, parts = self.folded(parameters), []
-        offset = 0
-        for inputs, outputs in self._layer_sizes():
-            count = (inputs + 1) * outputs  # the bias is one more row
-            layer = parameters[:, offset : offset + count].reshape(-1, inputs + 1, outputs)
-            layer = np.pad(layer, ((0, 0), (0, 0), (0, native.padded(outputs) - outputs)))
-            parts.append(layer.reshape(len(parameters), -1))
-            offset += count
-        return np.concatenate(parts, axis=1), np.exp(parameters[:, offset:])
+    def export(self, parameters: Float32) -> Weights:
+        """K parameter vectors [K, size] as plain arrays, the normaliser folded in."""
+        parameters = self.folded(parameters)
+        std = np.exp(parameters[:, self.network.size :])
+        return Weights(layers=list(self.network.layers(parameters)), activation="tanh", std=std)
 
-    def mean_actions(self, parameters: Float32, obs: Float32, policy: Int64 | None = None) -> Float32:
-        """The mean action [n, act] for observations [n, obs], row i under the policy `policy[i]` of [K, size]."""
-        packed, _ = self.pack(np.atleast_2d(parameters))
-        out = np.empty((len(obs), self.act_size), np.float32)
-        rows = np.zeros(len(obs), np.int64) if policy is None else policy
-        native.mean_actions(packed, np.array(self.sizes), rows, np.ascontiguousarray(obs, np.float32), out)
-        return out
+    def mean_actions(self, parameters: Float32, obs: Float32, which: Int64 | None = None) -> Float32:
+        """The mean action [n, act] for observations [n, obs]; row i under parameters `which[i]` of [K, size]."""
+        return _rows_of_network(self.network, self.folded(parameters), obs, which)
 
     def mean(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
         """The mean action [..., act], differentiable in the parameters [size]."""
-        x = obs if self.normaliser is None else torch.from_numpy(self.normaliser(obs.numpy()))
-        offset = 0
-        for layer, (inputs, outputs) in enumerate(self._layer_sizes()):
-            weights = parameters[offset : offset + inputs * outputs].view(inputs, outputs)
-            offset += inputs * outputs
-            x = x @ weights + parameters[offset : offset + outputs]
-            offset += outputs
-            if layer < len(self.sizes) - 2:
-                x = torch.tanh(x)
-        return x
+        outputs: torch.Tensor = self.network.outputs(parameters, _normalised(self.normaliser, obs))
+        return outputs
+
+    def sample(
+        self, parameters: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The action [..., act] for standard normal noise [..., act], and its log-probability [...]."""
+        log_std = parameters[-self.act_size :]
+        action = self.mean(parameters, obs) + torch.exp(log_std) * noise
+        return action, _gaussian_log_probability(noise, log_std)
 
     def log_probability(self, parameters: torch.Tensor, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """log pi(a|s) [...] of actions as drawn, before any clipping; differentiable in the parameters."""
         log_std = parameters[-self.act_size :]
-        standardised = (actions - self.mean(parameters, obs)) * torch.exp(-log_std)
-        return -0.5 * (standardised**2).sum(-1) - log_std.sum() - 0.5 * self.act_size * math.log(2 * math.pi)
+        return _gaussian_log_probability((actions - self.mean(parameters, obs)) * torch.exp(-log_std), log_std)
 
 
-Policy = GaussianPolicy
+class SquashedGaussianPolicy:
+    """SAC's: a network gives mean and log-std of a Gaussian that tanh squashes into the bounds of the actions.
+
+    log_std_bounds: the log-std is low + (high - low) / 2 * (tanh(output) + 1), as in B-Pref.
+    action_bounds: low and high [act] of the task's actions; -1 and 1 if None, or where a task has no bounds.
+    """
+
+    def __init__(
+        self,
+        obs_size: int,
+        act_size: int,
+        *,
+        hidden: Sequence[int],
+        activation: Activation,
+        hidden_gain: float,
+        output_gain: float,
+        log_std_bounds: tuple[float, float],
+        action_bounds: tuple[Float64, Float64] | None = None,
+    ) -> None:
+        low, high = (float(bound) for bound in log_std_bounds)
+        if not low < high:
+            raise ValueError(f"log_std_bounds must be two numbers, the lower first, not {list(log_std_bounds)}")
+        self.obs_size, self.act_size = obs_size, act_size
+        self.sizes = (obs_size, *hidden, 2 * act_size)
+        self.network = Network(self.sizes, activation, hidden_gain=hidden_gain, output_gain=output_gain)
+        self.size = self.network.size
+        self.log_std_bounds = (low, high)
+        self.centre, self.scale = _centre_and_scale(action_bounds, act_size)
+        self.normaliser: Normaliser | None = None
+
+    def initial(self, rng: np.random.Generator) -> Float32:
+        """Orthogonal weights, zero biases [size]."""
+        return self.network.initial(rng).astype(np.float32)
+
+    def folded(self, parameters: Float32) -> Float32:
+        """Parameters [..., size] whose first layer normalises: they take observations as they are."""
+        return self.network.folded(parameters, self.normaliser)
+
+    def export(self, parameters: Float32) -> Weights:
+        """K parameter vectors [K, size] as plain arrays, the normaliser folded in."""
+        return Weights(
+            layers=list(self.network.layers(self.folded(parameters))),
+            activation=self.network.activation,
+            std=None,
+            log_std_bounds=self.log_std_bounds,
+            centre_and_scale=(self.centre, self.scale),
+        )
+
+    def mean_actions(self, parameters: Float32, obs: Float32, which: Int64 | None = None) -> Float32:
+        """The squashed mean [n, act] for observations [n, obs]; row i under parameters `which[i]` of [K, size]."""
+        mean = _rows_of_network(self.network, self.folded(parameters), obs, which)[:, : self.act_size]
+        return (self.centre + self.scale * np.tanh(mean)).astype(np.float32)
+
+    def mean(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """The squashed mean [..., act], differentiable in the parameters [size]."""
+        return self._squashed(self._mean_and_log_std(parameters, obs)[0])
+
+    def sample(
+        self, parameters: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The action [..., act] for standard normal noise [..., act], and its log-probability [...]."""
+        mean, log_std = self._mean_and_log_std(parameters, obs)
+        x = mean + torch.exp(log_std) * noise
+        return self._squashed(x), _gaussian_log_probability(noise, log_std) - self._log_slope(x)
+
+    def log_probability(self, parameters: torch.Tensor, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """log pi(a|s) [...] of actions within the bounds; differentiable in the parameters.
+
+        An action that was rounded to a bound counts as the nearest number inside.
+        """
+        centre, scale = (torch.as_tensor(each, dtype=actions.dtype) for each in (self.centre, self.scale))
+        inside = 1 - torch.finfo(actions.dtype).eps
+        x = torch.atanh(((actions - centre) / scale).clamp(-inside, inside))
+        mean, log_std = self._mean_and_log_std(parameters, obs)
+        return _gaussian_log_probability((x - mean) * torch.exp(-log_std), log_std) - self._log_slope(x)
+
+    def _mean_and_log_std(self, parameters: torch.Tensor, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and log-std [..., act] of the Gaussian before squashing."""
+        outputs = self.network.outputs(parameters, _normalised(self.normaliser, obs))
+        mean, raw = outputs.split(self.act_size, dim=-1)
+        low, high = self.log_std_bounds
+        return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
+
+    def _squashed(self, x: torch.Tensor) -> torch.Tensor:
+        """centre + scale * tanh(x)."""
+        centre, scale = (torch.as_tensor(each, dtype=x.dtype) for each in (self.centre, self.scale))
+        return centre + scale * torch.tanh(x)
+
+    def _log_slope(self, x: torch.Tensor) -> torch.Tensor:
+        """The log of the derivative of `_squashed` at x, summed over the actions [...].
+
+        log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which is exact where 1 - tanh(x)^2 rounds to 0.
+        """
+        slope = 2 * (math.log(2) - x - softplus(-2 * x)) + torch.as_tensor(np.log(self.scale), dtype=x.dtype)
+        return slope.sum(-1)
+
+
+def _gaussian_log_probability(standardised: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
+    """log N [...] of (x - mean) / std [..., act]."""
+    act_size = standardised.shape[-1]
+    return -0.5 * (standardised**2).sum(-1) - log_std.sum(-1) - 0.5 * act_size * math.log(2 * math.pi)
+
+
+def _normalised(normaliser: Normaliser | None, obs: torch.Tensor) -> torch.Tensor:
+    """The observations as the network takes them."""
+    return obs if normaliser is None else torch.from_numpy(normaliser(obs.numpy()))
+
+
+def _rows_of_network(network: Network, parameters: Float32, obs: Float32, which: Int64 | None) -> Float32:
+    """The network's outputs [n, out] in NumPy, row i under parameters `which[i]` of [K, size]."""
+    parameters, obs = np.atleast_2d(parameters), np.asarray(obs, np.float32)
+    which = np.zeros(len(obs), np.int64) if which is None else np.asarray(which)
+    outputs = np.empty((len(obs), network.sizes[-1]), np.float32)
+    for k in np.unique(which):
+        outputs[which == k] = network.outputs(parameters[k], obs[which == k])
+    return outputs
+
+
+def _centre_and_scale(bounds: tuple[Float64, Float64] | None, act_size: int) -> tuple[Float64, Float64]:
+    """Centre and half width [act] of the bounds."""
+    if bounds is None:
+        return np.zeros(act_size), np.ones(act_size)
+    low, high = (np.broadcast_to(np.asarray(bound, np.float64), act_size) for bound in bounds)
+    if not (low < high).all():
+        raise ValueError(f"action_bounds must be low < high, not {low.tolist()} and {high.tolist()}")
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return (low + high) / 2, (high - low) / 2

@@ -1,8 +1,9 @@
-"""Learning on several threads.
+"""Cores and threads: how many there are, and learning on several of them.
 
-Torch's own threads meet after every operation. That costs little on an idle machine, and nearly everything on a busy
-one, where some thread is always waited for. A pair of trajectories is work enough for one thread: several of them meet
-only when all pairs are done. Results come back in order, so nothing depends on how many threads there are.
+Torch's own threads wait for each other after every operation. That costs little on an idle machine and nearly all the
+time on a busy one, where some thread is always late. A pair of trajectories is enough work for one thread, so our
+threads take whole pairs and wait only when all pairs are done. Results come back in order, so they do not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def cores() -> int:
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as torch may use. Meanwhile an operation of torch, here or in a worker, has but its own."""
+    """As many threads as torch may use. Meanwhile each torch operation, here or in a worker, runs on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -34,7 +35,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def threads_of_a_job(launcher: Mapping[str, Any], cores: int) -> int:
-    """How many threads are a job's share of the cores, by its launcher's settings (`conf/hydra/launcher`)."""
+    """A job's share of the cores, by its launcher's settings (`conf/hydra/launcher`)."""
     if "n_jobs" in launcher:  # joblib: -1 is one job per core, -2 leaves one core alone
         jobs = int(launcher["n_jobs"])
         jobs = jobs if jobs > 0 else cores + 1 + jobs

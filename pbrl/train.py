@@ -35,8 +35,7 @@ from pbrl.run.settings import ConfigurationError, check, suggest
 from pbrl.run.summary import summarise
 from pbrl.run.training import TrainingRun
 from pbrl.simulation import native, tasks
-from pbrl.simulation.simulator import cores
-from pbrl.threads import threads_of_a_job
+from pbrl.threads import cores, threads_of_a_job
 
 GROUPS = ("agent", "env", "oracle", "experiment")
 

@@ -1,4 +1,4 @@
-"""Observation normalisation: the moments, the folding, and runs that use it."""
+"""Observation normalisation: the moments, the folding, and learning with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def normalised(policy: GaussianPolicy) -> GaussianPolicy:
     return policy
 
 
-def test_compiled_and_torch_policies_see_normalised_observations(rng: np.random.Generator) -> None:
+def test_policies_in_numpy_and_torch_see_normalised_observations(rng: np.random.Generator) -> None:
     plain = POLICY(3, 2, initial_log_std=0.0)
     policy = normalised(POLICY(3, 2, initial_log_std=0.0))
     parameters = rng.standard_normal((2, plain.size)).astype(np.float32)

@@ -1,9 +1,11 @@
-"""Workers: results in order, and torch's own threads as they were."""
+"""Cores, and workers: results in order, and torch's own threads as they were."""
+
+import os
 
 import pytest
 import torch
 
-from pbrl.threads import workers
+from pbrl.threads import cores, threads_of_a_job, workers
 
 
 @pytest.fixture
@@ -29,3 +31,32 @@ def test_an_error_gets_out_and_leaves_torchs_threads_alone():
     with pytest.raises(ZeroDivisionError), workers() as pool:
         list(pool.map(lambda n: 1 / n, [1, 0]))
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux can bind a process to cores")
+def test_cores_are_those_that_the_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    assert cores() == len(allowed)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "threads"),
+    [
+        ({"n_jobs": 4}, 2),
+        ({"n_jobs": -1}, 1),
+        ({"n_jobs": -7}, 4),  # joblib: all cores but six, which is two jobs
+        ({"n_jobs": 20}, 1),
+        ({"cpus_per_task": 3}, 3),
+        ({"cpus_per_task": None}, 8),
+        ({"ray": {"remote": {"num_cpus": 2}}}, 2),
+        ({"ray": {"remote": {}}}, 8),
+        ({}, 8),
+    ],
+)
+def test_a_job_gets_its_share_of_eight_cores(launcher, threads):
+    assert threads_of_a_job(launcher, 8) == threads

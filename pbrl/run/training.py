@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from pbrl.ledger import Ledger
 from pbrl.normaliser import Normaliser
+from pbrl.policy import Policy
 from pbrl.run.policy_file import save_policy
 from pbrl.run.preference_log import PreferenceLog
-from pbrl.run.settings import ConfigurationError, build, digest
+from pbrl.run.settings import ConfigurationError, build, digest, resolve
+from pbrl.simulation import tasks
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent, Oracle
 
@@ -131,16 +134,26 @@ class TrainingRun:
             self.policy.normaliser.load_state_dict(state["normaliser"])
 
 
-def task_of(env: Mapping[str, Any], allow: Any) -> Any:
-    """The task's name in DM Control's suite."""
-    del allow
-    return env["name"]
+def task_of(env: Mapping[str, Any], allow: Sequence[str]) -> str | tasks.Task:
+    """The task that the settings of an environment describe: of DM Control's suite by name, or by its `task` node."""
+    node = env.get("task")
+    if node is None:
+        return tasks.find(env["name"])
+    arguments = {key: value for key, value in node.items() if not key.startswith("_")}
+    return tasks.find(env["name"], partial(resolve(node["_target_"], "env.task", allow=allow), **arguments))
+
+
+def build_policy(node: Mapping[str, Any], simulator: Simulator, *, allow: Sequence[str]) -> Policy:
+    """The policy that a node describes, of the sizes and bounds that the task has."""
+    sizes = {"obs_size": simulator.obs_size, "act_size": simulator.act_size}
+    policy: Policy = build(node, allow=allow, **sizes, action_bounds=simulator.action_bounds)
+    return policy
 
 
 def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: Any) -> Agent:
     """The agent of a run with its policy; `offered` is what its class may ask for beside its settings."""
     node, allow = settings["agent"], settings["allow"]
-    policy = build(node["policy"], allow=allow, obs_size=simulator.obs_size, act_size=simulator.act_size)
+    policy = build_policy(node["policy"], simulator, allow=allow)
     if settings["normalise_observations"]:
         policy.normaliser = Normaliser(simulator.obs_size)
     agent: Agent = build(node, allow=allow, policy=policy, **offered)

@@ -1,7 +1,7 @@
-"""Which OpenGL can draw here? Found out by drawing, in a process of its own: a failing library may take it down.
+"""Find an OpenGL library that can draw here, by drawing in a process of its own: a broken library may crash it.
 
-Only pictures need OpenGL. dm_control and MuJoCo load the one that MUJOCO_GL names when they are first imported, so it
-is chosen before.
+Only pictures need OpenGL. dm_control and MuJoCo load the library that MUJOCO_GL names when they are first imported, so
+it must be chosen before.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SECONDS = 60.0  # a driver may hang
 
 
 class NoRendererError(RuntimeError):
-    """Nothing can draw; the message says what to install."""
+    """No OpenGL library can draw; the message says what to install."""
 
 
 def candidates() -> list[str]:
-    """What may be able to draw on this machine, in the order in which it is tried."""
+    """The values of MUJOCO_GL to try on this machine, in order."""
     if sys.platform == "darwin":
         return ["glfw"]
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -40,7 +40,7 @@ def candidates() -> list[str]:
 
 
 def obstacle(name: str) -> str | None:
-    """Why this one cannot draw; None if it can."""
+    """Why this value of MUJOCO_GL cannot draw; None if it can."""
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-c", _DRAWING],
@@ -64,7 +64,7 @@ def obstacle(name: str) -> str | None:
 
 
 def choose() -> str:
-    """The first that can draw, or the one that MUJOCO_GL names."""
+    """The value of MUJOCO_GL if it is set, otherwise the first that can draw."""
     named = os.environ.get("MUJOCO_GL")
     obstacles = {}
     for name in [named] if named else candidates():

@@ -1,17 +1,19 @@
 """The simulator's inner loops: compiled, outside the GIL, calling libmujoco directly.
 
-Numba compiles them, so no C++ compiler is needed. libmujoco is the library inside the `mujoco` wheel, the very
-one that dm_control steps; its functions are found by name. A world (mjModel and mjData) is a row of addresses,
-and a task sees it as a `Physics` of arrays.
+Numba compiles them, so no C++ compiler is needed. libmujoco is the library inside the `mujoco` wheel, the same one
+that dm_control uses; its functions are found by name. A world (mjModel and mjData) is a row of addresses, and a task
+sees it as a `Physics` of arrays.
 
-Arithmetic is the same for every trajectory, whichever trajectories share its chunk: the policy works on blocks of
-four observations, filled up with zeros, and sums in a fixed order. So results do not depend on chunks or threads.
+The arithmetic of a trajectory does not depend on which others share its chunk: the policy works on blocks of four
+observations, padded with zeros, and sums in a fixed order. So results do not depend on chunks or threads.
 
-All that is kept on disk (`kept`) is in this file, because Numba recompiles only when a function's own file changes.
+Everything that is cached on disk (`cached`), and every structure that it takes, is in this file, because Numba
+recompiles a cached function only when the function's own file changes.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -33,18 +35,18 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(nogil=True, error_model="numpy")(function))
 
 
-def kept(function: Function) -> Function:
-    """Compile and keep the result on disk, so that only the first use ever waits. For this file only."""
+def cached(function: Function) -> Function:
+    """Compile and cache the result on disk, so that only the first use ever waits. For this file only."""
     return cast(Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
-def is_kept() -> bool:
-    """Whether the loops below were compiled before, so that nobody waits for them now."""
+def is_cached() -> bool:
+    """Whether the loops below were compiled before, so that the first collection need not wait for them."""
     return any((Path(__file__).parent / "__pycache__").glob("native.run_episodes-*.nbi"))
 
 
 def _fused(function: Function) -> Function:
-    """As `kept`, with multiply-and-add in one instruction."""
+    """As `cached`, with multiply-and-add in one instruction."""
     return cast(
         Function,
         numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function),
@@ -79,16 +81,23 @@ class Physics(NamedTuple):
     ctrl: Float64  # [nu]
     sensordata: Float64  # [nsensordata]
     xpos: Float64  # [nbody, 3]
-    xmat: Float64  # [nbody, 9]: xx, xy, xz, yx, yy, yz, zx, zy, zz
+    xmat: Float64  # [nbody, 9], with the columns below
     xipos: Float64  # [nbody, 3]
     geom_xpos: Float64  # [ngeom, 3]
     geom_xmat: Float64  # [ngeom, 9]
 
 
-# A row of addresses: model, data, the counters of four warnings, then address and length of each field above.
-ROW_SIZE = 6 + 2 * len(Physics._fields)
+X, Y, Z = range(3)  # columns of positions
+XX, XY, XZ, YX, YY, YZ, ZX, ZY, ZZ = range(9)  # columns of rotation matrices
+
 # The warnings with which MuJoCo gives up on a state and resets it, or ignores the controls.
 _INVALID = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")
+
+# A row of addresses: the model, the data, the counters of these warnings, then address and length of each field.
+_MODEL, _DATA, _WARNINGS = range(3)
+_FIELDS = _WARNINGS + len(_INVALID)
+_AT: Any = namedtuple("_AT", Physics._fields)(*range(_FIELDS, _FIELDS + 2 * len(Physics._fields), 2))
+ROW_SIZE = _FIELDS + 2 * len(Physics._fields)
 
 
 def addresses(physics: Any) -> Int64:
@@ -104,15 +113,23 @@ def addresses(physics: Any) -> Int64:
     return np.array(row, dtype=np.int64)
 
 
-def dynamics(environment: Any) -> tuple[Float64, Float64, int, bool]:
-    """How a dm_control environment steps: action bounds, physics steps in a control step, whether by RK4."""
+class Dynamics(NamedTuple):
+    """How an environment makes a control step."""
+
+    low: Float64  # [act] bounds of the actions
+    high: Float64  # [act]
+    sub_steps: int  # physics steps in a control step
+    runge_kutta: bool  # whether MuJoCo integrates by RK4
+
+
+def dynamics(environment: Any) -> Dynamics:
+    """How a dm_control environment makes a control step."""
     spec = environment.action_spec()
-    runge_kutta = environment.physics.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4.value
-    return (
-        np.array(spec.minimum, np.float64),
-        np.array(spec.maximum, np.float64),
-        int(environment._n_sub_steps),
-        bool(runge_kutta),
+    return Dynamics(
+        low=np.array(np.broadcast_to(spec.minimum, spec.shape), np.float64, order="C"),
+        high=np.array(np.broadcast_to(spec.maximum, spec.shape), np.float64, order="C"),
+        sub_steps=int(environment._n_sub_steps),
+        runge_kutta=bool(environment.physics.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4.value),
     )
 
 
@@ -132,77 +149,104 @@ def _pointer_to(kind: types.Type) -> Any:
 _doubles, _counter, _integers = _pointer_to(types.float64), _pointer_to(types.int32), _pointer_to(types.int64)
 
 
-@kept
+@cached
+def _vector(row: Int64, at: int) -> Float64:
+    """The field whose address stands at this place of the row."""
+    return carray(_doubles(row[at]), (row[at + 1],))  # type: ignore[no-any-return]
+
+
+@cached
+def _matrix(row: Int64, at: int, columns: int) -> Float64:
+    """The same for a field with columns."""
+    return carray(_doubles(row[at]), (row[at + 1], columns))  # type: ignore[no-any-return]
+
+
+@cached
 def physics_at(row: Int64) -> Physics:
     """The world behind a row of addresses."""
     return Physics(
-        qpos=carray(_doubles(row[6]), (row[7],)),
-        qvel=carray(_doubles(row[8]), (row[9],)),
-        act=carray(_doubles(row[10]), (row[11],)),
-        ctrl=carray(_doubles(row[12]), (row[13],)),
-        sensordata=carray(_doubles(row[14]), (row[15],)),
-        xpos=carray(_doubles(row[16]), (row[17], 3)),
-        xmat=carray(_doubles(row[18]), (row[19], 9)),
-        xipos=carray(_doubles(row[20]), (row[21], 3)),
-        geom_xpos=carray(_doubles(row[22]), (row[23], 3)),
-        geom_xmat=carray(_doubles(row[24]), (row[25], 9)),
+        qpos=_vector(row, _AT.qpos),
+        qvel=_vector(row, _AT.qvel),
+        act=_vector(row, _AT.act),
+        ctrl=_vector(row, _AT.ctrl),
+        sensordata=_vector(row, _AT.sensordata),
+        xpos=_matrix(row, _AT.xpos, 3),
+        xmat=_matrix(row, _AT.xmat, 9),
+        xipos=_matrix(row, _AT.xipos, 3),
+        geom_xpos=_matrix(row, _AT.geom_xpos, 3),
+        geom_xmat=_matrix(row, _AT.geom_xmat, 9),
     )
 
 
-Look = Callable[[int, int], float]
+ObserveAndReward = Callable[[int, int], float]
 
 
-def make_look(
+def observe_and_reward(
     observe: Callable[[Physics, Any, Float64], None],
     reward: Callable[[Physics, Any], float],
     constants: Any,
     obs_size: int,
-) -> Look:
+) -> ObserveAndReward:
     """A task's `observe` and `reward` as one function of two addresses: a row, and an observation to fill.
 
     Its type is the same for all tasks, so that the loops below are compiled once for all of them.
     """
 
     @numba.cfunc(types.float64(types.uintp, types.uintp), error_model="numpy")  # type: ignore[untyped-decorator]
-    def look(row: int, obs: int) -> float:
+    def both(row: int, obs: int) -> float:
         physics = physics_at(carray(_integers(row), (ROW_SIZE,)))
         observe(physics, constants, carray(_doubles(obs), (obs_size,)))
         return reward(physics, constants)
 
-    return cast(Look, look)
+    return cast(ObserveAndReward, both)
 
 
-@kept
-def _control_step(row: Int64, action: Float64, low: Float64, high: Float64, sub_steps: int, runge_kutta: bool) -> bool:
+@cached
+def _control_step(row: Int64, action: Float64, dynamics: Dynamics) -> bool:
     """Apply the clipped action for one control step, in dm_control's order; False if the physics became invalid.
 
     dm_control ends on the first half of a physics step, so that what it observes belongs to the new state.
     """
-    model, data = row[0], row[1]
-    ctrl = carray(_doubles(row[12]), (row[13],))
+    model, data, ctrl = row[_MODEL], row[_DATA], _vector(row, _AT.ctrl)
     for i in range(len(action)):
-        ctrl[i] = min(max(action[i], low[i]), high[i]) if action[i] == action[i] else np.nan
-    if runge_kutta:
+        ctrl[i] = min(max(action[i], dynamics.low[i]), dynamics.high[i]) if action[i] == action[i] else np.nan
+    if dynamics.runge_kutta:
         _step(model, data)
     else:
         _step2(model, data)
-    for _ in range(sub_steps - 1):
+    for _ in range(dynamics.sub_steps - 1):
         _step(model, data)
     _step1(model, data)
     warnings = 0
-    for i in range(2, 6):
+    for i in range(_WARNINGS, _FIELDS):
         warnings += carray(_counter(row[i]), (1,))[0]
     return warnings == 0
 
 
 # --------------------------------------------------------------------------------------------------- policy
 
+
+class Policies(NamedTuple):
+    """K policies as the loops read them; see `pbrl.simulation.packing`."""
+
+    layers: Float32  # [K, packed]: weights and bias of each layer in turn, outputs padded
+    sizes: Int64  # widths of the layers
+    relu: bool  # the hidden activation: ReLU or tanh
+    squashed: bool  # whether actions are squashed, and the network's last outputs give their std
+    std: Float32  # [K, act]; empty if squashed
+    low_log_std: np.float32  # bounds of the log-std, if squashed
+    high_log_std: np.float32
+    centre: Float32  # [act] a squashed action is centre + scale * tanh(x)
+    scale: Float32  # [act]
+
+
 BLOCK = 4  # observations that share one pass over the weights
 LANES = 8  # outputs of a layer are padded to a multiple of this
+_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
 def padded(size: int) -> int:
-    """The width at which a layer of `size` outputs is stored for the loops."""
+    """The width at which a layer of `size` outputs is stored."""
     return -(-size // LANES) * LANES
 
 
@@ -255,127 +299,158 @@ def _affine(x: Float32, inputs: int, weights: Float32, bias: Float32, out: Float
         k += 1
 
 
-@kept
-def _forward(packed: Float32, sizes: Int64, block: Float32, spare: Float32) -> Float32:
-    """The tanh network's output for the block of four inputs; works in both buffers, returns where it ended."""
+@_fused
+def _relu(x: Float32, columns: int) -> None:
+    """ReLU in place."""
+    for row in range(4):
+        for j in range(columns):
+            x[row, j] = max(x[row, j], np.float32(0))
+
+
+@cached
+def _forward(layers: Float32, sizes: Int64, relu: bool, block: Float32, spare: Float32) -> Float32:
+    """The network's output for a block of four inputs. It works in both buffers and returns the one with the output."""
     offset = 0
     for layer in range(len(sizes) - 1):
         inputs, outputs = sizes[layer], (sizes[layer + 1] + LANES - 1) // LANES * LANES
-        weights = packed[offset : offset + inputs * outputs].reshape(inputs, outputs)
+        weights = layers[offset : offset + inputs * outputs].reshape(inputs, outputs)
         offset += inputs * outputs
-        bias = packed[offset : offset + outputs]
+        bias = layers[offset : offset + outputs]
         offset += outputs
         _affine(block, inputs, weights, bias, spare)
         if layer < len(sizes) - 2:
-            _tanh(spare, outputs)
+            if relu:
+                _relu(spare, outputs)
+            else:
+                _tanh(spare, outputs)
         block, spare = spare, block
     return block
 
 
-@kept
-def mean_actions(packed: Float32, sizes: Int64, policy: Int64, obs: Float32, out: Float32) -> None:
-    """Write the mean action [n, act] of each row's own policy; rows of one policy are fastest side by side.
+@cached
+def _head_std(policies: Policies, output: Float32, std: Float32) -> None:
+    """Fill the std [4, act] from the second half of the network's output, squashed to its bounds."""
+    half = np.float32(0.5) * (policies.high_log_std - policies.low_log_std)
+    act_size = std.shape[1]
+    std[:] = output[:, act_size : 2 * act_size]
+    _tanh(std, act_size)
+    for row in range(BLOCK):
+        for j in range(act_size):
+            std[row, j] = np.exp(policies.low_log_std + half * (std[row, j] + np.float32(1)))
 
-    packed: [K, size] parameters, each layer's outputs padded. policy: [n] rows of packed. obs: [n, obs].
+
+@cached
+def _squash(policies: Policies, x: Float32, act_size: int) -> None:
+    """x becomes centre + scale * tanh(x), in place; tanh stays below 1, so that the action has a density."""
+    _tanh(x, act_size)
+    for row in range(BLOCK):
+        for j in range(act_size):
+            y = min(max(x[row, j], -_BELOW_ONE), _BELOW_ONE)
+            x[row, j] = policies.centre[j] + policies.scale[j] * y
+
+
+@cached
+def act(policies: Policies, policy: Int64, obs: Float32, noise: Float32, step: int, actions: Float32) -> None:
+    """Fill the action [n, act] of each row under its own policy; rows of one policy are fastest side by side.
+
+    policy: [n], which of the policies. obs: [n, obs]. noise: [n, T, act], of which `step` is used; empty for mean
+    actions.
     """
-    rows, act_size = out.shape
-    width = (sizes.max() + LANES - 1) // LANES * LANES
+    rows, act_size = actions.shape
+    width = (policies.sizes.max() + LANES - 1) // LANES * LANES
     block, spare = np.zeros((BLOCK, width), np.float32), np.zeros((BLOCK, width), np.float32)
+    std = np.empty((BLOCK, act_size), np.float32)
     begin = 0
     while begin < rows:
-        end = begin
+        end, which = begin, policy[begin]
         block[:] = 0
-        while end < rows and end < begin + BLOCK and policy[end] == policy[begin]:
+        while end < rows and end < begin + BLOCK and policy[end] == which:
             for j in range(obs.shape[1]):
                 block[end - begin, j] = obs[end, j]
             end += 1
-        mean = _forward(packed[policy[begin]], sizes, block, spare)
+        output = _forward(policies.layers[which], policies.sizes, policies.relu, block, spare)
+        if len(noise):
+            if policies.squashed:
+                _head_std(policies, output, std)
+            else:
+                std[:] = policies.std[which]
+            for i in range(begin, end):
+                for j in range(act_size):
+                    output[i - begin, j] += std[i - begin, j] * noise[i, step, j]
+        if policies.squashed:
+            _squash(policies, output, act_size)
         for i in range(begin, end):
             for j in range(act_size):
-                out[i, j] = mean[i - begin, j]
+                actions[i, j] = output[i - begin, j]
         begin = end
 
 
 # --------------------------------------------------------------------------------------------------- loops
 
 
-@kept
-def observe_all(look: Look, rows: Int64, obs: Float64) -> None:
-    """Fill the observation [n, obs] of each row's present state."""
-    for i in range(len(rows)):
-        look(rows[i].ctypes.data, obs[i].ctypes.data)
+class Batch(NamedTuple):
+    """n worlds of one task."""
+
+    observe_and_reward: ObserveAndReward
+    rows: Int64  # [n, ROW_SIZE] addresses
+    dynamics: Dynamics
 
 
-@kept
-def step_all(
-    look: Look,
-    rows: Int64,
-    actions: Float64,
-    low: Float64,
-    high: Float64,
-    sub_steps: int,
-    runge_kutta: bool,
-    obs: Float64,
-    rewards: Float64,
-    diverged: Bool,
-) -> None:
-    """One control step of each row that has not diverged: fills obs [n, obs], rewards [n], diverged [n]."""
-    for i in range(len(rows)):
+class Episodes(NamedTuple):
+    """What n episodes of T control steps need, and the arrays to fill. Observations and actions may be empty."""
+
+    policy: Int64  # [n] which of the policies acts
+    noise: Float32  # [n, T, act]; empty for mean actions
+    rewards: Float64  # [n, T], zero at first
+    observations: Float32  # [n, T + 1, obs]
+    actions: Float32  # [n, T, act]
+    lengths: Int64  # [n], T at first
+    diverged: Bool  # [n], False at first
+
+
+@cached
+def observe_all(worlds: Batch, obs: Float64) -> None:
+    """Fill the observation [n, obs] of each world's present state."""
+    for i in range(len(worlds.rows)):
+        worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+
+
+@cached
+def step_all(worlds: Batch, actions: Float64, obs: Float64, rewards: Float64, diverged: Bool) -> None:
+    """One control step of each world that has not diverged: fills obs [n, obs], rewards [n], diverged [n]."""
+    for i in range(len(worlds.rows)):
         rewards[i] = 0.0
         if not diverged[i]:
-            diverged[i] = not _control_step(rows[i], actions[i], low, high, sub_steps, runge_kutta)
+            diverged[i] = not _control_step(worlds.rows[i], actions[i], worlds.dynamics)
             if not diverged[i]:
-                rewards[i] = look(rows[i].ctypes.data, obs[i].ctypes.data)
+                rewards[i] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
 
 
-@kept
-def run_episodes(
-    look: Look,
-    rows: Int64,
-    low: Float64,
-    high: Float64,
-    sub_steps: int,
-    runge_kutta: bool,
-    packed: Float32,
-    sizes: Int64,
-    std: Float32,
-    policy: Int64,
-    noise: Float32,
-    rewards: Float64,
-    observations: Float32,
-    actions: Float32,
-    lengths: Int64,
-    diverged: Bool,
-) -> None:
-    """Whole episodes of n rows in lockstep, each under its policy: fills the last five arguments.
-
-    std: [K, act]. noise: [n, T, act], or empty for mean actions. rewards: [n, T]. observations: [n, T + 1, obs]
-    and actions: [n, T, act], or empty if nobody asked for them. A row that diverges keeps its last observation.
-    """
-    n, steps = rewards.shape
-    obs_size, act_size = sizes[0], len(low)
+@cached
+def run_episodes(worlds: Batch, policies: Policies, episodes: Episodes) -> None:
+    """Whole episodes of n worlds in lockstep. A world that diverges keeps its last observation."""
+    n, steps = episodes.rewards.shape
+    obs_size, act_size = policies.sizes[0], len(worlds.dynamics.low)
     obs, obs32 = np.zeros((n, obs_size)), np.zeros((n, obs_size), np.float32)
-    mean, action = np.zeros((n, act_size), np.float32), np.zeros(act_size)
-    observe_all(look, rows, obs)
+    actions, action = np.zeros((n, act_size), np.float32), np.zeros(act_size)
+    observe_all(worlds, obs)
     for t in range(steps + 1):
         for i in range(n):
             for j in range(obs_size):
                 obs32[i, j] = obs[i, j]
-                if len(observations):
-                    observations[i, t, j] = obs32[i, j]
+                if len(episodes.observations):
+                    episodes.observations[i, t, j] = obs32[i, j]
         if t == steps:
             break
-        mean_actions(packed, sizes, policy, obs32, mean)
+        act(policies, episodes.policy, obs32, episodes.noise, t, actions)
         for i in range(n):
-            if diverged[i]:
+            if episodes.diverged[i]:
                 continue
             for j in range(act_size):
-                if len(noise):
-                    mean[i, j] += std[policy[i], j] * noise[i, t, j]
-                if len(actions):
-                    actions[i, t, j] = mean[i, j]
-                action[j] = mean[i, j]
-            if _control_step(rows[i], action, low, high, sub_steps, runge_kutta):
-                rewards[i, t] = look(rows[i].ctypes.data, obs[i].ctypes.data)
+                action[j] = actions[i, j]
+                if len(episodes.actions):
+                    episodes.actions[i, t, j] = actions[i, j]
+            if _control_step(worlds.rows[i], action, worlds.dynamics):
+                episodes.rewards[i, t] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
             else:
-                diverged[i], lengths[i], rewards[i, t] = True, t, 0.0
+                episodes.diverged[i], episodes.lengths[i] = True, t

@@ -9,7 +9,6 @@ trajectory), and the arithmetic of a trajectory does not depend on which others 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from pbrl.policy import GaussianPolicy
+from pbrl.policy import Policy
+from pbrl.simulation import native as compiled
 from pbrl.simulation import tasks
-from pbrl.simulation.worlds import Episodes, NativeWorlds, PlainWorlds, Worlds, begin_episode, flatten
-from pbrl.types import Behaviour, Float32, Int64, Trajectories
+from pbrl.simulation.packing import pack
+from pbrl.simulation.tasks import Task
+from pbrl.simulation.worlds import NativeWorlds, PlainWorlds, Worlds, begin_episode, flatten
+from pbrl.threads import cores
+from pbrl.types import Behaviour, Float32, Float64, Int64, Trajectories
 
 log = logging.getLogger(__name__)
 
@@ -29,22 +32,17 @@ _CHUNK = 8  # trajectories: two of the policy's blocks, small enough to keep all
 _DEFAULT_STEPS = 1000  # for the few tasks of the suite without a time limit
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Simulator:
     """N trajectories of one task, collected in one call.
 
-    task: a name of the suite, such as walker_walk. seed: where all of this simulator's randomness comes from.
-    threads: None for one per core. steps: control steps of an episode, None for the task's own (1000).
-    native: None for the compiled loops where the task has them, False for dm_control's environments.
+    task: a name of the suite, such as walker_walk, or a task of your own (`tasks.Task`). seed: the source of all of
+    this simulator's randomness. threads: None for one per core. steps: control steps of an episode, None for the
+    task's own (1000). native: None for the compiled loops if the task has them, False for dm_control's environments.
     """
 
     def __init__(
         self,
-        task: str,
+        task: str | Task,
         *,
         seed: int | np.random.SeedSequence,
         threads: int | None = None,
@@ -52,26 +50,37 @@ class Simulator:
         native: bool | None = None,
     ) -> None:
         environment = tasks.load(task)
+        name = task if isinstance(task, str) else task.name
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         limit = environment._step_limit
         self.steps = steps if steps is not None else round(limit) if np.isfinite(limit) else _DEFAULT_STEPS
         if not 1 <= self.steps <= limit:
-            raise ValueError(f"steps must be between 1 and {limit:.0f}, the length of {task}, not {steps}")
+            raise ValueError(f"steps must be between 1 and {limit:.0f}, the length of {name}, not {steps}")
         self.native = native if native is not None else tasks.native(task) is not None
         if self.native and tasks.native(task) is None:
-            raise ValueError(f"{task} has no compiled loops: there is no pbrl/simulation/tasks/ file for it")
-        self.task = task
+            raise ValueError(f"{name} has no compiled observation and reward, see pbrl/simulation/tasks")
+        self.task, self._task = name, task
         self.threads = threads or cores()
         self.obs_size = len(flatten(environment.reset().observation))
-        self.act_size = int(np.prod(environment.action_spec().shape))
+        self.dynamics = compiled.dynamics(environment)
+        self.act_size = len(self.dynamics.low)
         self._seed = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._chunk = _CHUNK if self.native else 1
         self._workers: list[Worlds] = []
 
+    @property
+    def action_bounds(self) -> tuple[Float64, Float64]:
+        """The lowest and highest actions [act] that the task takes."""
+        return self.dynamics.low.copy(), self.dynamics.high.copy()
+
+    def environment(self) -> Any:
+        """A new dm_control environment of the task."""
+        return tasks.load(self._task)
+
     def collect(
         self,
-        policy: GaussianPolicy,
+        policy: Policy,
         parameters: Float32,
         assignment: Int64,
         *,
@@ -86,9 +95,10 @@ class Simulator:
         parameters: [K, size]. assignment: [N], in any order. iteration and first_trajectory name the random streams:
         row i is trajectory `first_trajectory + i` of that iteration. common_start: the i-th trajectory of every
         policy begins in the same state. keep: "observations", "actions", or both; rewards are always kept.
+        The arrays returned are read-only.
         """
         parameters = np.atleast_2d(np.asarray(parameters, np.float32))
-        assignment = np.asarray(assignment, np.int64)
+        assignment = np.array(assignment, np.int64)
         self._check(policy, parameters, assignment, keep)
         n, trajectory = len(assignment), first_trajectory + np.arange(len(assignment))
         start = trajectory.copy()
@@ -96,7 +106,7 @@ class Simulator:
             for k in np.unique(assignment):
                 start[assignment == k] = first_trajectory + np.arange(np.sum(assignment == k))
 
-        packed, std = policy.pack(parameters)
+        policies = pack(policy, parameters)
         rewards = np.zeros((n, self.steps))
         observations = np.zeros((n if "observations" in keep else 0, self.steps + 1, self.obs_size), np.float32)
         actions = np.zeros((n if "actions" in keep else 0, self.steps, self.act_size), np.float32)
@@ -105,10 +115,7 @@ class Simulator:
         def run_chunk(worlds: Worlds, rows: Int64) -> None:
             worlds.reset([np.random.RandomState(self._bits(iteration, start[row], _START)) for row in rows])
             noise = [] if mean_actions else [self._noise(iteration, trajectory[row]) for row in rows]
-            chunk = Episodes(
-                packed=packed,
-                sizes=np.array(policy.sizes),
-                std=std,
+            chunk = compiled.Episodes(
                 policy=assignment[rows],
                 noise=np.stack(noise) if noise else np.empty((0, self.steps, self.act_size), np.float32),
                 rewards=rewards[rows],
@@ -117,7 +124,7 @@ class Simulator:
                 lengths=lengths[rows],
                 diverged=diverged[rows],
             )
-            worlds.run(chunk)
+            worlds.run(policies, chunk)
             rewards[rows], lengths[rows], diverged[rows] = chunk.rewards, chunk.lengths, chunk.diverged
             if len(observations):
                 observations[rows] = chunk.observations
@@ -133,7 +140,7 @@ class Simulator:
                 "they get no reward from there on",
                 self.task, diverged.sum(), n, iteration, np.flatnonzero(diverged), lengths[diverged],
             )  # fmt: skip
-        return Trajectories(
+        collected = Trajectories(
             policy=assignment,
             lengths=lengths,
             diverged=diverged,
@@ -143,6 +150,10 @@ class Simulator:
             actions=actions if "actions" in keep else None,
             task_rewards=rewards,
         )
+        for array in vars(collected).values():
+            if array is not None:
+                array.setflags(write=False)
+        return collected
 
     def replay(self, behaviour: Behaviour, row: int) -> Iterator[Any]:
         """dm_control's physics at the start of a trajectory and after each of its control steps, bit for bit.
@@ -151,13 +162,13 @@ class Simulator:
         """
         if behaviour.actions is None:
             raise ValueError("this collection did not keep its actions: collect with keep=('actions',) to replay it")
-        environment = tasks.load(self.task)
-        spec, physics = environment.action_spec(), environment.physics
+        environment = self.environment()
+        physics, (low, high) = environment.physics, self.action_bounds
         iteration, _, start = behaviour.start[row]
         begin_episode(environment, physics, np.random.RandomState(self._bits(iteration, start, _START)))
         yield physics
         for action in behaviour.actions[row, : behaviour.lengths[row]]:
-            environment.task.before_step(np.clip(action.astype(np.float64), spec.minimum, spec.maximum), physics)
+            environment.task.before_step(np.clip(action.astype(np.float64), low, high), physics)
             physics.step(environment._n_sub_steps)
             yield physics
 
@@ -172,10 +183,10 @@ class Simulator:
         return generator.standard_normal((self.steps, self.act_size), np.float32)
 
     def _in_threads(self, run_chunk: Any, chunks: list[Int64]) -> None:
-        """Let each thread, with worlds of its own, take the next chunk until there is none left."""
+        """Let each thread, with its own worlds, take the next chunk until none is left."""
         threads = min(self.threads, len(chunks))
         while len(self._workers) < threads:
-            self._workers.append((NativeWorlds if self.native else PlainWorlds)(self.task, self._chunk))
+            self._workers.append((NativeWorlds if self.native else PlainWorlds)(self._task, self._chunk))
         waiting, lock = iter(chunks), threading.Lock()
 
         def work(worlds: Worlds) -> None:
@@ -189,8 +200,8 @@ class Simulator:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, self._workers[:threads]))
 
-    def _check(self, policy: GaussianPolicy, parameters: Float32, assignment: Int64, keep: Collection[str]) -> None:
-        """Refuse what cannot be meant, by name."""
+    def _check(self, policy: Policy, parameters: Float32, assignment: Int64, keep: Collection[str]) -> None:
+        """Refuse arguments that do not fit the task or each other."""
         if (policy.obs_size, policy.act_size) != (self.obs_size, self.act_size):
             raise ValueError(
                 f"the policy maps {policy.obs_size} observations to {policy.act_size} actions, "

@@ -3,8 +3,8 @@
     gymnasium.make_vec("pbrl/walker_walk-v0", num_envs=64)      # BatchedEnv
     gymnasium.make("pbrl/walker_walk-v0")                       # SingleEnv
 
-Observations, rewards and ends of episodes are dm_control's. The time limit truncates; a task that ends by itself and
-physics that diverged (`info["diverged"]`) terminate.
+Observations, rewards and ends of episodes are dm_control's. The time limit truncates. A task that ends by itself
+terminates, and so does physics that diverged (`info["diverged"]`).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.random import RandomState
 
-from pbrl.simulation import native, tasks
 from pbrl.simulation.simulator import Simulator
+from pbrl.simulation.tasks import Task
 from pbrl.simulation.worlds import NativeWorlds, PlainWorlds, Worlds
 from pbrl.types import Bool, Float64
 
 
 def _spaces(simulator: Simulator) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
     """Observation and action space of one environment."""
-    low, high, *_ = native.dynamics(tasks.load(simulator.task))
+    low, high = simulator.action_bounds
     observations = gymnasium.spaces.Box(-np.inf, np.inf, (simulator.obs_size,), np.float64)
     return observations, gymnasium.spaces.Box(low, high, dtype=np.float64)
 
 
 class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
-    """num_envs environments of one task, stepped by a few threads; an ended one begins anew with the next step."""
+    """num_envs environments of one task, stepped by a few threads. An ended episode is reset by the next step."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
 
     def __init__(
-        self, num_envs: int, task: str, threads: int | None = None, max_episode_steps: int | None = None
+        self, num_envs: int, task: str | Task, threads: int | None = None, max_episode_steps: int | None = None
     ) -> None:
         simulator = Simulator(task, seed=0, threads=threads, steps=max_episode_steps)
         self.num_envs, self.steps = num_envs, simulator.steps
@@ -50,29 +50,41 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         make: type[NativeWorlds | PlainWorlds] = NativeWorlds if simulator.native else PlainWorlds
         self._worlds: list[Worlds] = [make(task, share.stop - share.start) for share in self._shares]
         self._pool = ThreadPoolExecutor(len(self._shares))
-        self._act_size, self._streams = simulator.act_size, list[RandomState]()
+        self._act_size, self._streams = simulator.act_size, list[RandomState]()  # one stream for each, after reset
         self._obs = np.zeros((num_envs, simulator.obs_size))
         self._elapsed, self._over = np.zeros(num_envs, np.int64), np.ones(num_envs, np.bool_)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float64, dict[str, Any]]:
-        """Begin an episode everywhere. seed: one for all, or one for each; None goes on with the streams there are."""
-        super().reset(seed=seed if isinstance(seed, int) else None, options=options)
-        if seed is not None or not self._streams:
-            seeds = np.random.SeedSequence(seed).spawn(self.num_envs) if seed is None or isinstance(seed, int) else seed
-            if len(seeds) != self.num_envs:
-                raise ValueError(f"one seed for each of {self.num_envs} environments, please, not {len(seeds)}")
-            self._streams = [RandomState(np.random.PCG64(each)) for each in seeds]
+        """Begin an episode in every environment.
+
+        seed: environment i gets seed + i; or one seed for each. None continues the environment's random stream.
+        """
+        if seed is None:
+            seeds: list[int | None] = [None] * self.num_envs
+        elif isinstance(seed, int | np.integer):
+            seeds = [int(seed) + i for i in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(
+                f"seed must be one number, or one for each of {self.num_envs} environments, not {len(seeds)}"
+            )
+        super().reset(seed=seeds[0], options=options)
+        self._streams = [
+            RandomState(np.random.PCG64(each)) if each is not None or not self._streams else self._streams[i]
+            for i, each in enumerate(seeds)
+        ]
         self._over[:] = True
         self._in_threads(np.zeros((self.num_envs, self._act_size)))
         return self._obs.copy(), {}
 
     def step(self, actions: Float64) -> tuple[Float64, Float64, Bool, Bool, dict[str, Any]]:
-        """One control step, or the beginning of a new episode where the last one has ended."""
+        """One control step [num_envs, act]; an environment whose episode has ended begins a new one instead."""
         if not self._streams:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        rewards, ended, diverged = self._in_threads(np.asarray(actions, np.float64))
+        rewards, ended, diverged = self._in_threads(self._checked(actions))
         truncated = self._elapsed >= self.steps
         terminated = (ended | diverged) & ~truncated
         self._over = terminated | truncated
@@ -85,30 +97,42 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         )
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown()
+
+    def _checked(self, actions: Any) -> Float64:
+        """The actions as compiled code reads them, which checks nothing."""
+        given, shape = np.asarray(actions), (self.num_envs, self._act_size)
+        if given.shape != shape:
+            raise ValueError(f"actions must have shape {shape}, (environments, actions of each), not {given.shape}")
+        if given.dtype.kind not in "fiu":
+            raise ValueError(f"actions must be real numbers, not {given.dtype}")
+        if not np.isfinite(given).all():
+            bad = np.flatnonzero(~np.isfinite(given).all(axis=1))
+            raise ValueError(f"the actions of environment {bad.tolist()} contain NaN or infinity")
+        return np.ascontiguousarray(given, np.float64)
 
     def _in_threads(self, actions: Float64) -> tuple[Float64, Bool, Bool]:
         """Step the environments that are running, begin a new episode in the others."""
         rewards = np.zeros(self.num_envs)
         ended, diverged = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        resting = self._over.copy()  # those that only begin anew count as diverged to Worlds.step, which skips them
-        idle = resting.copy()
+        resetting = self._over.copy()
+        skipped = resetting.copy()  # Worlds.step skips those that are being reset, and adds those that diverge
 
         def work(worlds: Worlds, share: slice) -> None:
-            if resting[share].any():
+            if resetting[share].any():
                 worlds.reset(
                     [
                         stream if over else None
-                        for stream, over in zip(self._streams[share], resting[share], strict=True)
+                        for stream, over in zip(self._streams[share], resetting[share], strict=True)
                     ]
                 )
                 worlds.observe(self._obs[share])
-            worlds.step(actions[share], self._obs[share], rewards[share], ended[share], idle[share])
-            diverged[share] = idle[share] & ~resting[share]
+            worlds.step(actions[share], self._obs[share], rewards[share], ended[share], skipped[share])
+            diverged[share] = skipped[share] & ~resetting[share]
 
         list(self._pool.map(work, self._worlds, self._shares))
-        self._elapsed = np.where(resting, 0, self._elapsed + 1)
+        self._elapsed = np.where(resetting, 0, self._elapsed + 1)
         self._over[:] = False
         return rewards, ended, diverged
 
@@ -118,7 +142,7 @@ class SingleEnv(gymnasium.Env[Float64, Float64]):
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, task: str, max_episode_steps: int | None = None) -> None:
+    def __init__(self, task: str | Task, max_episode_steps: int | None = None) -> None:
         self._batch = BatchedEnv(1, task, threads=1, max_episode_steps=max_episode_steps)
         self.observation_space = self._batch.single_observation_space
         self.action_space = self._batch.single_action_space
@@ -137,5 +161,5 @@ class SingleEnv(gymnasium.Env[Float64, Float64]):
         return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Stop the thread."""
         self._batch.close()

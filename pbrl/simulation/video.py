@@ -1,4 +1,4 @@
-"""Videos: pictures of a replayed trajectory, captions above them, and a file that plays anywhere."""
+"""Videos: pictures of a replayed trajectory with captions above them, written as mp4 or GIF."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class VideoError(RuntimeError):
 
 
 def encoder() -> str | None:
-    """An ffmpeg, which mp4 needs: the one that the package imageio-ffmpeg brings, or the system's."""
+    """The path of ffmpeg, which mp4 needs: from the package imageio-ffmpeg, or the system's."""
     with contextlib.suppress(ImportError, RuntimeError):
         return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
     return shutil.which("ffmpeg")
 
 
 def stride(timestep: float) -> int:
-    """How many control steps, of so many seconds each, lie between two frames in real time."""
+    """Control steps, of `timestep` seconds each, between two frames of a video in real time."""
     return max(1, math.ceil(1.0 / (timestep * RATE) - 1e-9))
 
 
@@ -54,7 +54,7 @@ def camera_number(names: Sequence[str], wanted: str | None) -> int:
 
 def picture(physics: Any, camera: int, size: tuple[int, int]) -> Image.Image:
     """What a camera sees, width x height."""
-    vars(physics).pop("_make_rendering_contexts", None)  # it was loaded to simulate, not to draw
+    vars(physics).pop("_make_rendering_contexts", None)  # tasks.load replaced it, because simulating draws nothing
     screen = physics.model.vis.global_
     screen.offwidth, screen.offheight = max(size[0], screen.offwidth), max(size[1], screen.offheight)
     return Image.fromarray(physics.render(width=size[0], height=size[1], camera_id=camera))
@@ -63,7 +63,7 @@ def picture(physics: Any, camera: int, size: tuple[int, int]) -> Image.Image:
 def pictures(
     replay: Iterator[Any], *, steps: int, every: int, camera: int, size: tuple[int, int]
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Each so manieth step of a replay, with its number. Where the replay ends early, its end stays in view."""
+    """Every `every`-th step of a replay, with its number. If the replay ends early, its last picture is repeated."""
     step = -1
     for moment in range(0, steps + 1, every):
         if passed := list(itertools.islice(replay, moment - step)):
@@ -117,7 +117,7 @@ def frames(
 
 
 def write(path: Path, frames: Iterable[Image.Image], *, seconds: float, title: str) -> None:
-    """Write frames that last so many seconds each. The file appears under its name when it is complete."""
+    """Write frames that last `seconds` each. The file appears under its name when it is complete."""
     temporary = path.with_name(f"{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -131,22 +131,22 @@ def _write_gif(path: Path, frames: Iterator[Image.Image], seconds: float, title:
     images = [frame.quantize(method=Image.Quantize.FASTOCTREE) for frame in frames]
     ends = np.round(100 * seconds * np.arange(len(images) + 1))  # a GIF's clock ticks in hundredths of a second
     durations = (10 * np.diff(ends)).astype(int).tolist()
-    how = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "comment": title}
-    images[0].save(path, "GIF", **how)
+    options = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "comment": title}
+    images[0].save(path, "GIF", **options)
 
 
 def _write_mp4(path: Path, frames: Iterator[Image.Image], seconds: float, title: str) -> None:
     first = next(frames)
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{first.width}x{first.height}", "-r", f"{1.0 / seconds}"]
-    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # as every player wants it
+    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # which every player can read
     about = ["-metadata", f"title={title}", "-movflags", "+faststart", "-f", "mp4"]
     command = [str(encoder()), "-loglevel", "error", "-y", *raw, "-i", "-", *even, *about, str(path)]
-    with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints)
-        with contextlib.suppress(BrokenPipeError), process:  # its complaint says more
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+        with contextlib.suppress(BrokenPipeError), process:  # its own message says more
             for frame in itertools.chain([first], frames):
                 process.stdin.write(frame.tobytes())  # type: ignore[union-attr]  # it is a pipe
         if process.returncode != 0:
-            complaints.seek(0)
-            reason = complaints.read().decode(errors="replace").strip() or f"code {process.returncode}"
+            errors.seek(0)
+            reason = errors.read().decode(errors="replace").strip() or f"code {process.returncode}"
             raise VideoError(f"ffmpeg ({command[0]}) could not write the video: {reason}; --gif needs no ffmpeg")

@@ -1,7 +1,7 @@
 """A few worlds of one task that one thread resets and steps together.
 
-Two kinds with the same methods: `NativeWorlds` at the speed of the physics, for tasks with a file in `pbrl.simulation.tasks`,
-and `PlainWorlds` through dm_control's own environments, for all tasks; the latter is the reference in the tests.
+Two kinds with the same methods: `NativeWorlds` in compiled loops, for tasks with compiled observation and reward, and
+`PlainWorlds` in dm_control's own environments, for all tasks; the latter is the reference in the tests.
 Both begin an episode by dm_control's own `initialize_episode`.
 """
 
@@ -9,28 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import RandomState
 
 from pbrl.simulation import native, tasks
-from pbrl.types import Bool, Float32, Float64, Int64
-
-
-class Episodes(NamedTuple):
-    """What n episodes of T control steps need, and room for what comes of them. Empty arrays: not wanted."""
-
-    packed: Float32  # [K, packed] see GaussianPolicy.pack
-    sizes: Int64  # widths of the policy's layers
-    std: Float32  # [K, act]
-    policy: Int64  # [n] rows of packed
-    noise: Float32  # [n, T, act]; empty: mean actions
-    rewards: Float64  # [n, T], zero at first
-    observations: Float32  # [n, T + 1, obs]
-    actions: Float32  # [n, T, act]
-    lengths: Int64  # [n], T at first
-    diverged: Bool  # [n], False at first
+from pbrl.simulation.native import Batch, Episodes, Policies
+from pbrl.simulation.tasks import Task
+from pbrl.types import Bool, Float64
 
 
 class Worlds(Protocol):
@@ -45,8 +32,8 @@ class Worlds(Protocol):
     def step(self, actions: Float64, obs: Float64, rewards: Float64, ended: Bool, diverged: Bool) -> None:
         """One control step [n, act] of the worlds that have not diverged: fill obs, rewards, ended, diverged."""
 
-    def run(self, episodes: Episodes) -> None:
-        """Run whole episodes from the present states."""
+    def run(self, policies: Policies, episodes: Episodes) -> None:
+        """Run whole episodes from the present states, filling `episodes`."""
 
 
 def begin_episode(environment: Any, physics: Any, stream: RandomState) -> None:
@@ -62,25 +49,28 @@ def flatten(observation: Any) -> Float64:
 
 
 @functools.cache
-def _look(name: str) -> native.Look:
+def _observe_and_reward(task: str | Task) -> native.ObserveAndReward:
     """The task's compiled observation and reward."""
-    module, environment = tasks.native(name), tasks.load(name)
-    assert module is not None, f"{name} is not natively batched"
+    module, environment = tasks.native(task), tasks.load(task)
+    assert module is not None, f"{task} has no compiled observation and reward"
     obs_size = len(flatten(environment.reset().observation))
-    return native.make_look(module.observe, module.reward, module.constants(environment), obs_size)
+    return native.observe_and_reward(module.observe, module.reward, module.constants(environment), obs_size)
 
 
 class NativeWorlds:
     """Worlds in compiled loops."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self.environment = tasks.load(name)
-        share_model = not getattr(tasks.native(name), "WRITES_MODEL", True)
+    def __init__(self, task: str | Task, count: int) -> None:
+        self.environment = tasks.load(task)
+        tasks.check_compiled(self.environment)
+        share_model = not getattr(tasks.native(task), "WRITES_MODEL", True)
         # dm_control switches actuation off in the model while it resets: no two threads may share a model.
         self.physics = [self.environment.physics.copy(share_model=share_model) for _ in range(count)]
-        self.rows = np.stack([native.addresses(physics) for physics in self.physics])
-        self.look = _look(name)
-        self.dynamics = native.dynamics(self.environment)
+        self.batch = Batch(
+            observe_and_reward=_observe_and_reward(task),
+            rows=np.stack([native.addresses(physics) for physics in self.physics]),
+            dynamics=native.dynamics(self.environment),
+        )
 
     def reset(self, streams: Sequence[RandomState | None]) -> None:
         """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
@@ -90,25 +80,28 @@ class NativeWorlds:
 
     def observe(self, obs: Float64) -> None:
         """Fill the present observations [n, obs]."""
-        native.observe_all(self.look, self.rows[: len(obs)], obs)
+        native.observe_all(self._first(len(obs)), obs)
 
     def step(self, actions: Float64, obs: Float64, rewards: Float64, ended: Bool, diverged: Bool) -> None:
-        """One control step [n, act] of the worlds that have not diverged. No native task ends before its time."""
-        native.step_all(self.look, self.rows[: len(obs)], actions, *self.dynamics, obs, rewards, diverged)
+        """One control step [n, act] of the worlds that have not diverged. No such task ends before its time limit."""
+        native.step_all(self._first(len(obs)), actions, obs, rewards, diverged)
         ended[:] = False
 
-    def run(self, episodes: Episodes) -> None:
-        """Run whole episodes from the present states."""
-        rows: Any = self.rows[: len(episodes.rewards)]
-        native.run_episodes(self.look, rows, *self.dynamics, *episodes)  # type: ignore[arg-type]  # a tuple's types
+    def run(self, policies: Policies, episodes: Episodes) -> None:
+        """Run whole episodes from the present states, filling `episodes`."""
+        native.run_episodes(self._first(len(episodes.rewards)), policies, episodes)
+
+    def _first(self, count: int) -> Batch:
+        """The first so many worlds."""
+        return self.batch._replace(rows=self.batch.rows[:count])
 
 
 class PlainWorlds:
     """Worlds in dm_control's own environments."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self.environments = [tasks.load(name) for _ in range(count)]
-        self.low, self.high, *_ = native.dynamics(self.environments[0])
+    def __init__(self, task: str | Task, count: int) -> None:
+        self.environments = [tasks.load(task) for _ in range(count)]
+        self.dynamics = native.dynamics(self.environments[0])
 
     def reset(self, streams: Sequence[RandomState | None]) -> None:
         """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
@@ -127,24 +120,22 @@ class PlainWorlds:
         rewards[:] = 0.0
         for i in np.flatnonzero(~diverged):
             try:
-                step = self.environments[i].step(np.clip(actions[i], self.low, self.high))
+                step = self.environments[i].step(np.clip(actions[i], self.dynamics.low, self.dynamics.high))
             except tasks.PhysicsError:
                 diverged[i] = True
             else:
                 obs[i], rewards[i], ended[i] = flatten(step.observation), step.reward, step.discount == 0
 
-    def run(self, episodes: Episodes) -> None:
-        """Run whole episodes from the present states; `pbrl.simulation.native.run_episodes` in plain words."""
-        packed, sizes, std, policy, noise, rewards, observations, actions, lengths, diverged = episodes
+    def run(self, policies: Policies, episodes: Episodes) -> None:
+        """Run whole episodes from the present states; `pbrl.simulation.native.run_episodes` in Python."""
+        policy, noise, rewards, observations, actions, lengths, diverged = episodes
         n, steps = rewards.shape
-        obs, action = np.zeros((n, sizes[0])), np.zeros((n, sizes[-1]), np.float32)
+        obs, action = np.zeros((n, policies.sizes[0])), np.zeros((n, len(self.dynamics.low)), np.float32)
         ended, over = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         self.observe(obs)
         for t in range(steps):
             observations[:, t] = obs[: len(observations)]
-            native.mean_actions(packed, sizes, policy, obs.astype(np.float32), action)
-            if len(noise):
-                action += std[policy] * noise[:, t]
+            native.act(policies, policy, obs.astype(np.float32), noise, t, action)
             actions[:, t] = action[: len(actions)]
             was_over = over.copy()
             self.step(action.astype(np.float64), obs, rewards[:, t], ended, over)

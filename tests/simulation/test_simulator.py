@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import sys
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from pbrl.policy import GaussianPolicy
+from pbrl.policy import GaussianPolicy, Policy, SquashedGaussianPolicy
 from pbrl.simulation import tasks, worlds
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten
@@ -22,7 +22,7 @@ MakePolicy = Callable[..., GaussianPolicy]
 BOTH = ("observations", "actions")
 
 
-def two_policies(policy: GaussianPolicy) -> Float32:
+def two_policies(policy: Policy) -> Float32:
     rng = np.random.default_rng(5)
     first = policy.initial(rng)
     return np.stack([first, first + 0.3 * rng.standard_normal(policy.size).astype(np.float32)])
@@ -145,7 +145,7 @@ def test_replay_is_bit_for_bit(task: str, make_policy: MakePolicy) -> None:
         assert_array_equal(np.array(seen, np.float32), collected.observations[row])
 
 
-def test_what_nobody_asked_for_is_not_stored(make_policy: MakePolicy) -> None:
+def test_fields_not_named_in_keep_are_none(make_policy: MakePolicy) -> None:
     simulator = Simulator("hopper_stand", seed=0, steps=3)
     policy = make_policy(simulator)
     bare = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0)
@@ -239,19 +239,78 @@ def test_a_task_that_ends_by_itself_stops_there(make_policy: MakePolicy, monkeyp
     assert not ended.task_rewards[0, 7:].any()
 
 
-def test_memory_stays_flat_over_a_thousand_collections(make_policy: MakePolicy) -> None:
-    simulator = Simulator("hopper_hop", seed=0, steps=4)
+def test_a_collection_is_freed_when_it_is_dropped(make_policy: MakePolicy) -> None:
+    simulator = Simulator("hopper_hop", seed=0, steps=3)
     policy = make_policy(simulator)
-    parameters, arms = two_policies(policy), np.repeat([0, 1], 4)
+    collected = simulator.collect(policy, two_policies(policy), np.repeat([0, 1], 4), iteration=0, keep=BOTH)
+    references = [weakref.ref(array) for array in vars(collected).values()]
+    assert all(reference() is not None for reference in references)
+    del collected
+    gc.collect()
+    assert all(reference() is None for reference in references)
 
-    def peak_after(collections: int) -> float:
-        for i in range(collections):
-            simulator.collect(policy, parameters, arms, iteration=i, keep=BOTH)
-        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
-        return kibibytes / 1024
 
-    settled = peak_after(200)
-    assert peak_after(800) - settled < 8  # MiB
+def test_what_is_returned_is_read_only(make_policy: MakePolicy) -> None:
+    simulator = Simulator("hopper_hop", seed=0, steps=3)
+    policy, arms = make_policy(simulator), np.zeros(2, np.int64)
+    collected = simulator.collect(policy, two_policies(policy), arms, iteration=0, keep=BOTH)
+    for field, array in vars(collected).items():
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        assert not array.flags.writeable, field
+    arms[0] = 1  # the caller's own array is left alone
+    assert collected.policy[0] == 0
+
+
+def squashed(simulator: Simulator, activation: Any = "relu") -> SquashedGaussianPolicy:
+    return SquashedGaussianPolicy(
+        simulator.obs_size,
+        simulator.act_size,
+        hidden=(32, 32),
+        activation=activation,
+        hidden_gain=1.0,
+        output_gain=1.0,
+        log_std_bounds=(-5, 2),
+        action_bounds=simulator.action_bounds,
+    )
+
+
+@pytest.mark.parametrize("task", ["walker_walk", "quadruped_walk", "quadruped_run", "fish_swim"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("mean_actions", [False, True])
+def test_squashed_policies_in_compiled_loops_and_in_dm_controls_environments(
+    task: str, activation: str, mean_actions: bool
+) -> None:
+    fast, plain = (Simulator(task, seed=1, steps=60, native=native) for native in (True, False))
+    policy, arms = squashed(fast, activation), np.array([0, 1, 0])
+    parameters, settings = two_policies(policy), {"iteration": 0, "mean_actions": mean_actions, "keep": BOTH}
+    ours = fast.collect(policy, parameters, arms, **settings)  # type: ignore[arg-type]
+    reference = plain.collect(policy, parameters, arms, **settings)  # type: ignore[arg-type]
+    assert_array_equal(ours.actions, reference.actions)
+    assert_array_equal(ours.observations, reference.observations)
+    np.testing.assert_allclose(ours.task_rewards, reference.task_rewards, rtol=0, atol=1e-9)
+    low, high = fast.action_bounds
+    assert ours.actions is not None
+    assert (ours.actions >= low).all()
+    assert (ours.actions <= high).all()
+
+
+def test_collected_squashed_actions_are_the_policys() -> None:
+    """Undone by atanh, they are mean + std * noise with noise of variance 1."""
+    simulator = Simulator("quadruped_walk", seed=0, steps=200)
+    policy = squashed(simulator)
+    parameters = 0.3 * two_policies(policy)[:1]
+    sampled = simulator.collect(policy, parameters, np.zeros(8, np.int64), iteration=0, keep=BOTH)
+    assert sampled.observations is not None
+    assert sampled.actions is not None
+    theta, obs = torch.from_numpy(parameters[0]), torch.tensor(sampled.observations[:, :-1])
+    mean, log_std = policy._mean_and_log_std(theta, obs)
+    x = np.arctanh((sampled.actions - policy.centre) / policy.scale)
+    noise = (x - mean.numpy()) / np.exp(log_std.numpy())
+    noise = noise[np.abs(x) < 4]  # beyond, single precision tells little
+    assert noise.mean() == pytest.approx(0, abs=0.05)
+    assert noise.std() == pytest.approx(1, abs=0.05)
+    assert torch.isfinite(policy.log_probability(theta, obs, torch.tensor(sampled.actions))).all()
 
 
 def test_bad_input_is_refused_by_name(make_policy: MakePolicy) -> None:
@@ -262,7 +321,7 @@ def test_bad_input_is_refused_by_name(make_policy: MakePolicy) -> None:
         Simulator("cheetah_run", seed=0, threads=0)
     with pytest.raises(ValueError, match="steps must be between 1 and 1000"):
         Simulator("cheetah_run", seed=0, steps=1001)
-    with pytest.raises(ValueError, match="acrobot_swingup has no compiled loops"):
+    with pytest.raises(ValueError, match="acrobot_swingup has no compiled observation and reward"):
         Simulator("acrobot_swingup", seed=0, native=True)
     broken = parameters.copy()
     broken[1, 7] = np.nan

@@ -60,9 +60,7 @@ def test_native_tasks_equal_dm_control_over_a_whole_episode(native_task: str, se
 def test_initial_states_have_dm_controls_distribution(name: str) -> None:
     """The streams of trajectories, taken together, are as good as dm_control's own seeds."""
     simulator = Simulator(name, seed=7, steps=1)
-    policy = GaussianPolicy(
-        simulator.obs_size, simulator.act_size, hidden=[8], hidden_gain=1, output_gain=1, initial_log_std=0
-    )
+    policy = small_policy(simulator)
     parameters, count = policy.initial(np.random.default_rng(0)), 150
     ours = simulator.collect(policy, parameters, np.zeros(count, np.int64), iteration=3, keep=["observations"])
     assert ours.observations is not None
@@ -86,16 +84,26 @@ def test_the_native_tasks_are_those_promised() -> None:
     assert {name for name in tasks.NAMES if tasks.native(name)} == set(NATIVE)
 
 
-@pytest.mark.parametrize("name", sorted(set(tasks.NAMES) - set(NATIVE)))
-def test_every_other_task_of_the_suite_runs_by_name(name: str) -> None:
-    simulator = Simulator(name, seed=0, threads=1, steps=3)
-    policy = GaussianPolicy(
+def small_policy(simulator: Simulator) -> GaussianPolicy:
+    return GaussianPolicy(
         simulator.obs_size, simulator.act_size, hidden=[8], hidden_gain=1, output_gain=1, initial_log_std=0
     )
-    collected = simulator.collect(policy, policy.initial(np.random.default_rng(0)), np.zeros(1, np.int64), iteration=0)
-    assert not simulator.native
-    assert np.isfinite(collected.task_rewards).all()
-    assert not collected.diverged.any()
+
+
+@pytest.mark.parametrize("name", sorted(tasks.NAMES))
+def test_every_task_of_the_suite_gives_the_same_on_any_number_of_threads(name: str) -> None:
+    collected = []
+    for threads in (1, 3):
+        simulator = Simulator(name, seed=0, threads=threads, steps=3)
+        policy = small_policy(simulator)
+        parameters, rows = policy.initial(np.random.default_rng(0)), np.zeros(3, np.int64)
+        collected.append(simulator.collect(policy, parameters, rows, iteration=0, keep=["observations"]))
+        assert simulator.native == (name in NATIVE)
+    one, three = collected
+    np.testing.assert_array_equal(one.observations, three.observations)
+    np.testing.assert_array_equal(one.task_rewards, three.task_rewards)
+    assert np.isfinite(one.task_rewards).all()
+    assert not one.diverged.any()
 
 
 def test_an_unknown_task_names_near_matches() -> None:
@@ -111,9 +119,12 @@ numbers = st.floats(-20, 20)
 @given(x=numbers, lower=numbers, width=st.floats(0, 10) | st.just(math.inf), margin=st.floats(0.01, 10))
 def test_tolerance_equals_dm_controls(x: float, lower: float, width: float, margin: float) -> None:
     for sigmoid, value in [("gaussian", 0.1), ("long_tail", 0.1), ("linear", 0.5), ("linear", 0.0), ("quadratic", 0.0)]:
-        ours = getattr(tolerance, sigmoid)(x, lower, lower + width, margin, value)
-        theirs = rewards.tolerance(x, (lower, lower + width), margin, sigmoid, value)
+        bounds = lower, lower + width
+        ours = tolerance.tolerance(x, bounds, margin, getattr(tolerance, sigmoid), value)
+        theirs = rewards.tolerance(x, bounds, margin, sigmoid, value)
         assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-14)
+    assert tolerance.tolerance(x, bounds, margin) == pytest.approx(rewards.tolerance(x, bounds, margin), rel=1e-12)
+    assert tolerance.tolerance(x, bounds) == rewards.tolerance(x, bounds)
 
 
 def test_an_observation_is_flattened_in_dm_controls_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import gymnasium
@@ -100,5 +101,39 @@ def test_misuse_is_refused() -> None:
     batch = BatchedEnv(2, "cheetah_run", threads=1)
     with pytest.raises(gymnasium.error.ResetNeeded):
         batch.step(np.zeros((2, 6)))
-    with pytest.raises(ValueError, match="one seed for each of 2 environments, please, not 3"):
+    with pytest.raises(ValueError, match="one for each of 2 environments, not 3"):
         batch.reset(seed=[1, 2, 3])
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "pendulum_swingup"])
+def test_actions_are_checked_before_they_reach_compiled_code(task: str) -> None:
+    batch = BatchedEnv(4, task, threads=2)
+    batch.reset(seed=0)
+    act = batch.single_action_space.shape[0]  # type: ignore[index]
+    for shape in [(3, act), (4, 10 * act), (4, 1000), (5, act), (4 * act,), (4, act, 1), ()]:
+        with pytest.raises(ValueError, match=rf"actions must have shape \(4, {act}\).*, not {re.escape(str(shape))}"):
+            batch.step(np.zeros(shape))
+    for dtype in (complex, object, bool, str):
+        with pytest.raises(ValueError, match="actions must be real numbers, not"):
+            batch.step(np.zeros((4, act), dtype))
+    bad = np.zeros((4, act))
+    bad[2, 0] = np.nan
+    with pytest.raises(ValueError, match=r"the actions of environment \[2\] contain NaN or infinity"):
+        batch.step(bad)
+    expected = batch.step(np.full((4, act), 0.5, np.float32))[0]
+    batch.reset(seed=0)
+    assert_array_equal(batch.step(np.asfortranarray(np.full((4, act), 0.5)))[0], expected)
+
+
+def test_environment_i_gets_seed_plus_i() -> None:
+    batch = BatchedEnv(3, "walker_walk", threads=2)
+    obs, _ = batch.reset(seed=7)
+    assert_array_equal(obs, batch.reset(seed=[7, 8, 9])[0])
+    assert_array_equal(obs, batch.reset(seed=np.int64(7))[0])  # type: ignore[arg-type]
+    for i in range(3):
+        single = gymnasium.make("pbrl/walker_walk-v0")
+        assert_array_equal(single.reset(seed=7 + i)[0], obs[i])
+    batch.reset(seed=7)
+    second, _ = batch.reset()
+    batch.reset(seed=7)
+    assert_array_equal(batch.reset(seed=[7, None, 9])[0], [obs[0], second[1], obs[2]])  # None continues the stream

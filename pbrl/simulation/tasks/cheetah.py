@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from dm_control.suite import cheetah
 
 from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import linear
+from pbrl.simulation.tasks.tolerance import inf, linear, tolerance
 from pbrl.types import Float64
 
 TASKS = ("run",)
@@ -15,14 +15,14 @@ WRITES_MODEL = False
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
-    velocity: int  # sensor: horizontal velocity of the centre of mass
+    velocity: int  # sensor: velocity of the centre of mass
     run_speed: float  # metres per second
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
     return Constants(
         velocity=int(model.sensor_adr[model.name2id("torso_subtreelinvel", "sensor")]),
@@ -31,8 +31,14 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
+def speed(physics: Physics, c: Constants) -> float:
+    """Horizontal velocity of the centre of mass."""
+    return physics.sensordata[c.velocity]
+
+
+@compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:  # noqa: ARG001
-    """Positions but the horizontal one, velocities."""
+    """Positions except the horizontal one, velocities."""
     positions = len(physics.qpos) - 1
     obs[:positions] = physics.qpos[1:]
     obs[positions:] = physics.qvel
@@ -41,4 +47,6 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:  # noqa: ARG0
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Speed, up to the running speed."""
-    return linear(physics.sensordata[c.velocity], c.run_speed, float("inf"), c.run_speed, 0.0)
+    return tolerance(
+        speed(physics, c), bounds=(c.run_speed, inf), margin=c.run_speed, sigmoid=linear, value_at_margin=0.0
+    )

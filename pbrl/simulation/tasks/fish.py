@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import fish
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import gaussian
+from pbrl.simulation.native import ZZ, Physics, X, Y, Z, compiled
+from pbrl.simulation.tasks.tolerance import tolerance
 from pbrl.types import Float64
 
 TASKS = ("upright", "swim")
@@ -16,7 +16,7 @@ WRITES_MODEL = True  # the target is moved by moving its geom in the model
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     torso: int  # body
     mouth: int  # geom
@@ -27,7 +27,7 @@ class Constants(NamedTuple):
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
     mouth, target = model.name2id("mouth", "geom"), model.name2id("target", "geom")
     return Constants(
@@ -41,7 +41,13 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
-def _to_target(physics: Physics, c: Constants, axis: int) -> float:
+def torso_upright(physics: Physics, c: Constants) -> float:
+    """The vertical part of the torso's z axis: 1 is upright."""
+    return physics.xmat[c.torso, ZZ]
+
+
+@compiled
+def mouth_to_target(physics: Physics, c: Constants, axis: int) -> float:
     """One coordinate, in the frame of the mouth, of the vector from mouth to target."""
     total = 0.0
     for i in range(3):
@@ -57,11 +63,11 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     for joint in c.joint_qpos:
         obs[i] = physics.qpos[joint]
         i += 1
-    obs[i] = physics.xmat[c.torso, 8]
+    obs[i] = torso_upright(physics, c)
     i += 1
     if c.swims:
         for axis in range(3):
-            obs[i] = _to_target(physics, c, axis)
+            obs[i] = mouth_to_target(physics, c, axis)
             i += 1
     obs[i:] = physics.qvel
 
@@ -69,9 +75,10 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Uprightness, or nearness to the target with some uprightness."""
-    upright = physics.xmat[c.torso, 8]
+    upright = torso_upright(physics, c)
     if not c.swims:
-        return gaussian(upright, 1.0, 1.0, 1.0)
-    x, y, z = _to_target(physics, c, 0), _to_target(physics, c, 1), _to_target(physics, c, 2)
-    in_target = gaussian(math.sqrt(x**2 + y**2 + z**2), 0.0, c.radii, 2 * c.radii)
+        return tolerance(upright, bounds=(1.0, 1.0), margin=1.0)
+    x, y, z = mouth_to_target(physics, c, X), mouth_to_target(physics, c, Y), mouth_to_target(physics, c, Z)
+    distance = math.sqrt(x**2 + y**2 + z**2)
+    in_target = tolerance(distance, bounds=(0.0, c.radii), margin=2 * c.radii)
     return (7 * in_target + 0.5 * (upright + 1)) / 8

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import hopper
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import linear, quadratic
+from pbrl.simulation.native import Physics, Z, compiled
+from pbrl.simulation.tasks.tolerance import inf, linear, small_control, tolerance
 from pbrl.types import Float64
 
 TASKS = ("stand", "hop")
@@ -16,11 +16,11 @@ WRITES_MODEL = False
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     torso: int  # body
     foot: int  # body
-    velocity: int  # sensor: horizontal velocity of the centre of mass
+    velocity: int  # sensor: velocity of the centre of mass
     touch_toe: int  # sensor
     touch_heel: int  # sensor
     stand_height: float  # metres from foot to torso
@@ -29,7 +29,7 @@ class Constants(NamedTuple):
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
     velocity, toe, heel = (
         int(model.sensor_adr[model.name2id(name, "sensor")])
@@ -48,8 +48,20 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
+def height(physics: Physics, c: Constants) -> float:
+    """Of the torso above the foot."""
+    return physics.xipos[c.torso, Z] - physics.xipos[c.foot, Z]
+
+
+@compiled
+def speed(physics: Physics, c: Constants) -> float:
+    """Horizontal velocity of the centre of mass."""
+    return physics.sensordata[c.velocity]
+
+
+@compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
-    """Positions but the horizontal one, velocities, logarithm of what toe and heel feel."""
+    """Positions except the horizontal one, velocities, logarithm of the touch sensors at toe and heel."""
     positions, velocities = len(physics.qpos) - 1, len(physics.qvel)
     obs[:positions] = physics.qpos[1:]
     obs[positions : positions + velocities] = physics.qvel
@@ -60,12 +72,9 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """High enough over the foot, times fast (hop) or gentle controls (stand)."""
-    height = physics.xipos[c.torso, 2] - physics.xipos[c.foot, 2]
-    standing = 1.0 if c.stand_height <= height <= 2 else 0.0
+    standing = tolerance(height(physics, c), bounds=(c.stand_height, 2.0))
     if c.hopping:
-        speed = physics.sensordata[c.velocity]
-        return standing * linear(speed, c.hop_speed, float("inf"), c.hop_speed / 2, 0.5)
-    small_control = 0.0
-    for control in physics.ctrl:
-        small_control += quadratic(control, 0.0, 0.0, 1.0, 0.0)
-    return standing * (small_control / len(physics.ctrl) + 4) / 5
+        return standing * tolerance(
+            speed(physics, c), bounds=(c.hop_speed, inf), margin=c.hop_speed / 2, sigmoid=linear, value_at_margin=0.5
+        )
+    return standing * (small_control(physics) + 4) / 5

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import humanoid
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import gaussian, linear, quadratic
+from pbrl.simulation.native import ZX, ZZ, Physics, X, Y, Z, compiled
+from pbrl.simulation.tasks.tolerance import inf, linear, small_control, tolerance
 from pbrl.types import Float64
 
 TASKS = ("stand", "walk", "run")
@@ -16,7 +16,7 @@ WRITES_MODEL = False
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     head: int  # body
     torso: int  # body
@@ -27,7 +27,7 @@ class Constants(NamedTuple):
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
     return Constants(
         head=model.name2id("head", "body"),
@@ -42,20 +42,38 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
+def head_height(physics: Physics, c: Constants) -> float:
+    """Metres above the ground."""
+    return physics.xpos[c.head, Z]
+
+
+@compiled
+def torso_upright(physics: Physics, c: Constants) -> float:
+    """The vertical part of the torso's z axis: 1 is upright."""
+    return physics.xmat[c.torso, ZZ]
+
+
+@compiled
+def torso_to_limb(physics: Physics, c: Constants, limb: int, axis: int) -> float:
+    """One coordinate, in the frame of the torso, of the vector from torso to limb."""
+    total = 0.0
+    for k in range(3):
+        total += (physics.xpos[limb, k] - physics.xpos[c.torso, k]) * physics.xmat[c.torso, 3 * k + axis]
+    return total
+
+
+@compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Joint angles, head height, hands and feet from the torso, its tilt, centre of mass velocity, velocities."""
-    joints = len(physics.qpos) - 7
+    joints = len(physics.qpos) - 7  # without the free joint of the root
     obs[:joints] = physics.qpos[7:]
-    obs[joints] = physics.xpos[c.head, 2]
+    obs[joints] = head_height(physics, c)
     i = joints + 1
     for limb in c.extremities:
         for axis in range(3):
-            total = 0.0
-            for k in range(3):
-                total += (physics.xpos[limb, k] - physics.xpos[c.torso, k]) * physics.xmat[c.torso, 3 * k + axis]
-            obs[i] = total
+            obs[i] = torso_to_limb(physics, c, limb, axis)
             i += 1
-    obs[i : i + 3] = physics.xmat[c.torso, 6:9]
+    obs[i : i + 3] = physics.xmat[c.torso, ZX : ZZ + 1]
     obs[i + 3 : i + 6] = physics.sensordata[c.velocity : c.velocity + 3]
     obs[i + 6 :] = physics.qvel
 
@@ -63,15 +81,19 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Head high, torso upright, gentle controls, and still or fast as the task asks."""
-    standing = gaussian(physics.xpos[c.head, 2], c.stand_height, float("inf"), c.stand_height / 4)
-    upright = linear(physics.xmat[c.torso, 8], 0.9, float("inf"), 1.9, 0.0)
-    small_control = 0.0
-    for control in physics.ctrl:
-        small_control += quadratic(control, 0.0, 0.0, 1.0, 0.0)
-    small_control = (4 + small_control / len(physics.ctrl)) / 5
-    x, y = physics.sensordata[c.velocity], physics.sensordata[c.velocity + 1]
+    standing = tolerance(head_height(physics, c), bounds=(c.stand_height, inf), margin=c.stand_height / 4)
+    upright = tolerance(torso_upright(physics, c), bounds=(0.9, inf), margin=1.9, sigmoid=linear, value_at_margin=0.0)
+    gentle = (4 + small_control(physics)) / 5
+    x, y = physics.sensordata[c.velocity + X], physics.sensordata[c.velocity + Y]
     if c.move_speed == 0:
-        dont_move = (gaussian(x, 0.0, 0.0, 2.0) + gaussian(y, 0.0, 0.0, 2.0)) / 2
-        return small_control * standing * upright * dont_move
-    move = linear(math.sqrt(x**2 + y**2), c.move_speed, float("inf"), c.move_speed, 0.0)
-    return small_control * standing * upright * (5 * move + 1) / 6
+        still_x = tolerance(x, margin=2.0)
+        still_y = tolerance(y, margin=2.0)
+        return gentle * standing * upright * ((still_x + still_y) / 2)
+    move = tolerance(
+        math.sqrt(x**2 + y**2),
+        bounds=(c.move_speed, inf),
+        margin=c.move_speed,
+        sigmoid=linear,
+        value_at_margin=0.0,
+    )
+    return gentle * standing * upright * (5 * move + 1) / 6

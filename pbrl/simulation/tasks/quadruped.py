@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from dm_control.mujoco.wrapper.mjbindings import enums
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import linear
+from pbrl.simulation.native import ZZ, Physics, compiled
+from pbrl.simulation.tasks.tolerance import inf, linear, tolerance
 from pbrl.types import Float64
 
 TASKS = ("walk", "run")
@@ -17,7 +17,7 @@ WRITES_MODEL = False
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     torso: int  # body
     velocity: int  # sensor: velocity of the torso in its own frame
@@ -29,7 +29,7 @@ class Constants(NamedTuple):
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
 
     def sensors(*kinds: int) -> tuple[int, ...]:
@@ -53,6 +53,18 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
+def torso_upright(physics: Physics, c: Constants) -> float:
+    """The vertical part of the torso's z axis: 1 is upright."""
+    return physics.xmat[c.torso, ZZ]
+
+
+@compiled
+def forward_velocity(physics: Physics, c: Constants) -> float:
+    """Velocity of the torso along its own x axis."""
+    return physics.sensordata[c.velocity]
+
+
+@compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Joints, muscles, velocity and uprightness of the torso, its inertial sensors, forces at the toes."""
     i = 0
@@ -68,7 +80,7 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     for axis in range(3):
         obs[i] = physics.sensordata[c.velocity + axis]
         i += 1
-    obs[i] = physics.xmat[c.torso, 8]
+    obs[i] = torso_upright(physics, c)
     i += 1
     for sensor in c.imu:
         obs[i] = physics.sensordata[sensor]
@@ -81,6 +93,12 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Upright times fast."""
-    upright = linear(physics.xmat[c.torso, 8], 1.0, float("inf"), 2.0, 0.0)
-    speed = physics.sensordata[c.velocity]
-    return upright * linear(speed, c.desired_speed, float("inf"), c.desired_speed, 0.5)
+    upright = tolerance(torso_upright(physics, c), bounds=(1.0, inf), margin=2.0, sigmoid=linear, value_at_margin=0.0)
+    move = tolerance(
+        forward_velocity(physics, c),
+        bounds=(c.desired_speed, inf),
+        margin=c.desired_speed,
+        sigmoid=linear,
+        value_at_margin=0.5,
+    )
+    return upright * move

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import long_tail
+from pbrl.simulation.native import Physics, X, Y, compiled
+from pbrl.simulation.tasks.tolerance import long_tail, tolerance
 from pbrl.types import Float64
 
 TASKS = ("swimmer6", "swimmer15")
@@ -14,7 +14,7 @@ WRITES_MODEL = True  # the target is moved by moving its geom in the model
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     head: int  # body
     nose: int  # geom
@@ -23,7 +23,7 @@ class Constants(NamedTuple):
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model."""
+    """Read them from dm_control."""
     model = environment.physics.model
     target = model.name2id("target", "geom")
     return Constants(
@@ -35,7 +35,7 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
-def _to_target(physics: Physics, c: Constants, axis: int) -> float:
+def nose_to_target(physics: Physics, c: Constants, axis: int) -> float:
     """One coordinate, in the frame of the head, of the vector from nose to target."""
     total = 0.0
     for i in range(3):
@@ -48,9 +48,9 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Joint angles, where the target is, each link's velocity in its own frame."""
     joints = len(physics.qpos) - 3
     obs[:joints] = physics.qpos[3:]
-    obs[joints], obs[joints + 1] = _to_target(physics, c, 0), _to_target(physics, c, 1)
+    obs[joints], obs[joints + 1] = nose_to_target(physics, c, X), nose_to_target(physics, c, Y)
     i = joints + 2
-    for link in range(12, len(physics.sensordata), 6):
+    for link in range(12, len(physics.sensordata), 6):  # after the head's: velocity [3], angular velocity [3]
         obs[i] = physics.sensordata[link]
         obs[i + 1] = physics.sensordata[link + 1]
         obs[i + 2] = physics.sensordata[link + 5]
@@ -60,5 +60,5 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Nearness of the nose to the target."""
-    distance = math.hypot(_to_target(physics, c, 0), _to_target(physics, c, 1))
-    return long_tail(distance, 0.0, c.target_size, 5 * c.target_size)
+    distance = math.hypot(nose_to_target(physics, c, X), nose_to_target(physics, c, Y))
+    return tolerance(distance, bounds=(0.0, c.target_size), margin=5 * c.target_size, sigmoid=long_tail)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import walker
 
-from pbrl.simulation.native import Physics, compiled
-from pbrl.simulation.tasks.tolerance import gaussian, linear
+from pbrl.simulation.native import XX, XZ, ZZ, Physics, Z, compiled
+from pbrl.simulation.tasks.tolerance import inf, linear, tolerance
 from pbrl.types import Float64
 
 TASKS = ("stand", "walk", "run")
@@ -15,16 +15,16 @@ WRITES_MODEL = False
 
 
 class Constants(NamedTuple):
-    """What dm_control knows by name."""
+    """Numbers of dm_control's model and task."""
 
     torso: int  # body
-    velocity: int  # sensor: horizontal velocity of the centre of mass
+    velocity: int  # sensor: velocity of the centre of mass
     stand_height: float  # metres
     move_speed: float  # metres per second; 0 for standing
 
 
 def constants(environment: Any) -> Constants:
-    """Read them off dm_control's model and task."""
+    """Read them from dm_control."""
     model = environment.physics.model
     return Constants(
         torso=model.name2id("torso", "body"),
@@ -35,24 +35,47 @@ def constants(environment: Any) -> Constants:
 
 
 @compiled
+def torso_height(physics: Physics, c: Constants) -> float:
+    """Metres above the ground."""
+    return physics.xpos[c.torso, Z]
+
+
+@compiled
+def torso_upright(physics: Physics, c: Constants) -> float:
+    """The vertical part of the torso's z axis: 1 is upright."""
+    return physics.xmat[c.torso, ZZ]
+
+
+@compiled
+def horizontal_velocity(physics: Physics, c: Constants) -> float:
+    """Of the centre of mass."""
+    return physics.sensordata[c.velocity]
+
+
+@compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Orientations of all bodies in the plane, height of the torso, velocities."""
     i = 0
     for body in range(1, len(physics.xmat)):
-        obs[i], obs[i + 1] = physics.xmat[body, 0], physics.xmat[body, 2]
+        obs[i], obs[i + 1] = physics.xmat[body, XX], physics.xmat[body, XZ]
         i += 2
-    obs[i] = physics.xpos[c.torso, 2]
+    obs[i] = torso_height(physics, c)
     obs[i + 1 :] = physics.qvel
 
 
 @compiled
 def reward(physics: Physics, c: Constants) -> float:
     """Upright and high, times fast if the task is to move."""
-    standing = gaussian(physics.xpos[c.torso, 2], c.stand_height, float("inf"), c.stand_height / 2)
-    upright = (1 + physics.xmat[c.torso, 8]) / 2
+    standing = tolerance(torso_height(physics, c), bounds=(c.stand_height, inf), margin=c.stand_height / 2)
+    upright = (1 + torso_upright(physics, c)) / 2
     stand_reward = (3 * standing + upright) / 4
     if c.move_speed == 0:
         return stand_reward
-    speed = physics.sensordata[c.velocity]
-    move_reward = linear(speed, c.move_speed, float("inf"), c.move_speed / 2, 0.5)
+    move_reward = tolerance(
+        horizontal_velocity(physics, c),
+        bounds=(c.move_speed, inf),
+        margin=c.move_speed / 2,
+        sigmoid=linear,
+        value_at_margin=0.5,
+    )
     return stand_reward * (5 * move_reward + 1) / 6
