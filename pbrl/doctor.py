@@ -147,9 +147,9 @@ def cores() -> Iterator[Finding]:
     """Count cores and threads."""
     import torch
 
-    from pbrl.simulation import simulator
+    from pbrl import threads
 
-    count = simulator.cores()
+    count = threads.cores()
     openmp = os.environ.get("OMP_NUM_THREADS", "not set")
     found = f"{count} of {os.cpu_count()}; torch has {torch.get_num_threads()} threads, OMP_NUM_THREADS is {openmp}"
     yield Finding("ok", "cores", found, "a run takes one thread per core for both; threads=N for less")

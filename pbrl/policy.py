@@ -103,7 +103,7 @@ class Network:
         parts = [count for inputs, outputs in self.shapes for count in (inputs * outputs, outputs)]
         ends = np.cumsum(parts).tolist()  # what follows them is not the network's
         split = torch.tensor_split if isinstance(parameters, torch.Tensor) else np.split
-        pieces = split(parameters, ends, -1)
+        pieces: Any = split(parameters, ends, -1)
         for (inputs, outputs), weights, bias in zip(self.shapes, pieces[:-1:2], pieces[1::2], strict=True):
             yield weights.reshape(*parameters.shape[:-1], inputs, outputs), bias
 

@@ -60,7 +60,7 @@ def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
 
 def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder: Path | None) -> None:
     """The loop, with those beside it: wandb and TensorBoard follow the record, a process films the policy."""
-    if not native.is_kept():
+    if not native.is_cached():
         print("compiling the simulator, which takes some ten seconds this first time")
     video, last = settings["video"], settings["iterations"] - 1
     films = Films(run.folder, **{**video, "steps": min(video["steps"], run.simulator.steps)})

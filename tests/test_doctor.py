@@ -183,9 +183,9 @@ def test_only_problems_make_the_command_fail(
 
 
 def test_cores_and_the_limits_of_a_container_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pbrl.simulation import simulator
+    from pbrl import threads
 
-    monkeypatch.setattr(simulator, "cores", lambda: 8)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
     monkeypatch.setattr("os.getloadavg", lambda: (9.5, 0.0, 0.0))
     monkeypatch.setattr(doctor, "quota", lambda: 2.0)
     fine, limited, busy = doctor.cores()

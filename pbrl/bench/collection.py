@@ -33,6 +33,7 @@ from pbrl.bench.teachers import seconds
 from pbrl.policy import GaussianPolicy
 from pbrl.run.settings import instantiate
 from pbrl.simulation import native, tasks
+from pbrl.simulation.packing import pack
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten
 from pbrl.types import Float32, Int64
@@ -61,12 +62,11 @@ def collection(simulator: Simulator, policy: GaussianPolicy, parameters: Float32
 
 def actor(policy: GaussianPolicy, parameters: Float32) -> Callable[[Float32, Int64], Float32]:
     """The policy for other loops, as fast as we have it: sampled actions [n, act] for observations [n, obs]."""
-    (packed, std), sizes, rng = policy.pack(parameters), np.array(policy.sizes), np.random.default_rng(0)
+    packed, rng = pack(policy, parameters), np.random.default_rng(0)
 
     def act(obs: Float32, arms: Int64) -> Float32:
         actions = np.empty((len(obs), policy.act_size), np.float32)
-        native.mean_actions(packed, sizes, arms, obs, actions)
-        actions += std[arms] * rng.standard_normal(actions.shape, np.float32)
+        native.act(packed, arms, obs, rng.standard_normal((len(obs), 1, policy.act_size), np.float32), 0, actions)
         return actions
 
     return act
