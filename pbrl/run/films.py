@@ -1,7 +1,7 @@
 """Videos of a run while it trains: every so many iterations `pbrl.play` films the current policy.
 
-The run writes the policy's parameters to `videos/` and continues. `pbrl.play` films them in a process of its own, one
-at a time, the newest first. A video that fails or hangs affects neither the run nor its random numbers nor its results.
+The run writes the policy's parameters to `videos/` and continues. `pbrl.play` films them in its own process, one at
+a time, the newest first. A video that fails or hangs affects neither the run nor its random numbers nor its results.
 Parameters are deleted when their video is complete. Those without a video stay: they are tried again when the run is
 continued, and `python -m pbrl.play RUN --iteration N` finds them.
 """
