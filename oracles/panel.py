@@ -31,7 +31,7 @@ class Panel:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the members' temperature is solved for."""
+        """Whether the members' temperature is solved for and nothing is there yet to solve it on."""
         return self.teacher.needs_calibration
 
     def compare(self, question: Question) -> Answers:
@@ -43,15 +43,25 @@ class Panel:
             mean_return=mean_return_of(question),
             episode_steps=question.episode_steps,
             experts=question.experts,
+            iteration=question.iteration,
         )
 
     def compare_seen(
-        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int, experts: int = 1
+        self,
+        first: Impressions,
+        second: Impressions,
+        *,
+        mean_return: float,
+        episode_steps: int,
+        experts: int = 1,
+        iteration: int | None = None,
     ) -> Answers:
         """Answer P pairs of clips that were watched before."""
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
-        judgement = self.teacher.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
+        judgement = self.teacher.judge(
+            first, second, mean_return=mean_return, episode_steps=episode_steps, iteration=iteration
+        )
         panels = [
             pool([self.teacher.answer(judgement) for _ in range(self.members)], self.vote) for _ in range(experts)
         ]
