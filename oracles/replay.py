@@ -12,7 +12,10 @@ import pyarrow as pa
 from oracles.panel import Panel
 from oracles.teacher import Impressions, Teacher, rewards_of
 from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.run.settings import ConfigurationError
 from pbrl.types import Answers, Question
+
+OTHER_RUN = "the log is of another run, so it cannot answer this one"
 
 
 class Replay:
@@ -24,11 +27,22 @@ class Replay:
     sees: Literal["rewards", "behaviour"] = "rewards"
 
     def __init__(self, *, log: str, rng: np.random.Generator) -> None:
-        del rng  # what was left to chance is in the log
-        if not any(Path(log).glob("*.parquet")):
-            raise ValueError(f"there is no preference log in {Path(log).absolute()}: name its folder")
+        del rng  # nothing is random: the answers are in the log
+        folder = Path(log).absolute()
+        if not any(folder.glob("*.parquet")):
+            raise ConfigurationError(
+                f"there is no preference log in {folder}: set oracle.log to the folder `preferences` of a run"
+            )
+        try:
+            table = read(folder)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise ConfigurationError(f"the preference log in {folder} cannot be read: {error}") from error
+        if len(table) == 0:
+            raise ConfigurationError(f"the preference log in {folder} is empty: there are no answers to repeat")
+        if missing := [name for name in table.column_names if table[name].null_count]:
+            raise ConfigurationError(f"the preference log in {folder} has no values for {', '.join(missing)}")
         self.log = log
-        self.questions = questions(read(log))
+        self.questions = questions(table)
         self.question = 0  # the next one
 
     def compare(self, question: Question) -> Answers:
@@ -36,21 +50,24 @@ class Replay:
         sums = np.ascontiguousarray(rewards_of(question), dtype=np.float64).sum(axis=1)
         first, second, experts = sums[question.first], sums[question.second], question.experts
         where = f"question {self.question} in {self.log}"
-        if self.question == len(self.questions):
-            raise ValueError(f"there is no {where}: the log ends before this run")
+        if self.question >= len(self.questions):
+            raise ConfigurationError(
+                f"there is no {where}: the log ends before this run, after {len(self.questions)} questions"
+            )
         table = self.questions[self.question]
         asked = table["experts"][0].as_py()
         if len(table) != len(first) or asked != experts:
-            raise ValueError(
-                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}"
+            raise ConfigurationError(
+                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}: "
+                f"{OTHER_RUN}"
             )
         answers = answers_of(table)
         same = (answers.first_sum == first) & (answers.second_sum == second)
         if not same.all():
             pair = int(np.flatnonzero(~same)[0])
-            raise ValueError(
-                f"{where} has other clips: pair {pair} sums to {answers.first_sum[pair]} and "
-                f"{answers.second_sum[pair]}, here {first[pair]} and {second[pair]}"
+            raise ConfigurationError(
+                f"{where} has other clips: pair {pair} has the true returns {answers.first_sum[pair]} and "
+                f"{answers.second_sum[pair]}, here {first[pair]} and {second[pair]}: {OTHER_RUN}"
             )
         self.question += 1
         return answers
@@ -80,7 +97,7 @@ def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> Non
             for sums in (question["first_sum"].to_numpy(), question["second_sum"].to_numpy())
         )
         log.append(
-            oracle.compare_seen(first, second, **shared),
+            oracle.compare_seen(first, second, iteration=row["iteration"], **shared),
             iteration=row["iteration"],
             first=question["first"].to_numpy(),
             second=question["second"].to_numpy(),
