@@ -12,10 +12,10 @@ from pbrl.types import Answers, Float64, Question
 
 
 class Panel:
-    """M teachers of the same character, each answering every pair by a label of its own.
+    """M teachers with the same traits, each with a label of its own for every pair.
 
-    `vote` says what becomes of the labels: with "mean" the probability is the share that prefers the second
-    clip, with "majority" the side that most members took. Each member's answer is a bit.
+    With `vote` "mean", the probability is the share of labels that prefer the second clip. With "majority", it is
+    what most members say: 0, 1, or 1/2 if votes are tied. Each member's answer is a bit.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
@@ -68,7 +68,7 @@ class Panel:
         return panels[0] if experts == 1 else pool(panels, "mean")
 
     def calibrate(self, clips: Float64) -> float:
-        """Choose the members' temperature: the error rate is each member's, the panel errs less."""
+        """Solve for the members' temperature. The error rate is that of each member: the panel errs less."""
         return self.teacher.calibrate(clips)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers from a preference log: the same answers once more, or another teacher's to the same pairs."""
+"""Answers from a preference log: the same answers again, or those of another teacher to the same questions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OTHER_RUN = "the log is of another run, so it cannot answer this one"
 
 
 class Replay:
-    """Answers a run's questions from the log of another, in order, as long as they are the same questions.
+    """Answers a run's questions from the log of an earlier run, in order, as long as they are the same questions.
 
-    Two questions are the same if they are about as many pairs, with the same true sums, for as many experts.
+    Two questions are the same if they have the same number of pairs and experts and the same true sums.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
@@ -73,7 +73,7 @@ class Replay:
         return answers
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the log it stands."""
+        """The position in the log."""
         return {"question": self.question}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -82,13 +82,15 @@ class Replay:
 
 
 def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> None:
-    """Ask another oracle what a log was asked, and write its answers to a log of their own.
+    """Ask another oracle the questions of a log, and write its answers to a new log.
 
-    A log has the clips' sums, not their steps: enough for every trait of a teacher but myopia.
+    A log has the clips' sums and not their steps: enough for every trait of a teacher but myopia.
     """
     gamma = oracle.teacher.gamma if isinstance(oracle, Panel) else oracle.gamma
     if gamma != 1.0:
-        raise ValueError(f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only 1")
+        raise ValueError(
+            f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only gamma = 1"
+        )
     for question in questions(table):
         row = question.slice(0, 1).to_pylist()[0]
         shared = {name: row[name] for name in ("mean_return", "episode_steps", "experts")}

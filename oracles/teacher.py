@@ -32,7 +32,7 @@ from pbrl.types import Answers, Bool, Float64, Int64, Preferences, Question, Rea
 
 @dataclass(frozen=True, kw_only=True)
 class Impressions:
-    """What a teacher keeps of K clips: their sums."""
+    """What a teacher remembers of K clips: their sums."""
 
     undiscounted: Float64  # [K] U: sums of the true rewards
     myopic: Float64  # [K] S: the same with early steps fading; what the teacher judges by
@@ -47,7 +47,7 @@ class Impressions:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the teacher thinks of P pairs before it speaks: steps 1 to 5, in which nothing is random."""
+    """What the teacher thinks of P pairs before it answers: steps 1 to 5, in which nothing is random."""
 
     first_sum: Float64  # [P] U1
     second_sum: Float64  # [P] U2
@@ -71,11 +71,11 @@ Vote = Literal["mean", "majority"]
 class Teacher:
     """One teacher with its own random stream.
 
-    `link` is the name of one in `oracles.links`, or a link of one's own. `tau` is stated in one of three ways (see
+    `link` is the name of a link in `oracles.links`, or a `Link` of your own. `tau` is stated in one of three ways (see
     `oracles.temperature`), `gamma` per step of a 50-step clip as in B-Pref. `tie` is what a teacher with tau = 0
     thinks of S1 = S2: "equal" (q = 1/2) or "first" (q = 0, as in B-Pref). `bpref_compat` multiplies the thresholds
-    by their epsilon twice from the second round of labelling on, the slip in B-Pref's PEBBLE script; a round is one
-    call of `compare`.
+    by their epsilon twice from the second round of labelling on, as B-Pref's PEBBLE script does by mistake; a round
+    is one call of `compare`.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
@@ -140,7 +140,7 @@ class Teacher:
         return Impressions(undiscounted=undiscounted, myopic=np.einsum("kh,h->k", clips, weights), steps=steps)
 
     def compare(self, question: Question) -> Answers:
-        """Answer P pairs of clips; several experts are this teacher asked anew."""
+        """Answer P pairs of clips; for several experts, this teacher answers several times."""
         seen = self.watch(rewards_of(question))
         return self.compare_seen(
             seen[question.first],
@@ -178,7 +178,7 @@ class Teacher:
         episode_steps: int,
         iteration: int | None = None,
     ) -> Judgement:
-        """Steps 1 to 5: one round of labelling, up to what is left to chance."""
+        """Steps 1 to 5 of one round of labelling: all that is not random."""
         if len(first) != len(second) or first.steps != second.steps:
             raise ValueError(
                 f"a pair is two clips of equal length: got {len(first)} clips of {first.steps} steps "
@@ -208,9 +208,9 @@ class Teacher:
             self._solve_on(cut(self._uncharged, steps))
 
     def _judge(self, first: Impressions, second: Impressions, *, margin: float, tau: float) -> Judgement:
-        slip = self.bpref_compat and self.rounds > 0
-        skip_threshold = margin * self.eps_skip * (self.eps_skip if slip else 1.0)
-        equal_threshold = margin * self.eps_equal * (self.eps_equal if slip else 1.0)
+        twice = self.bpref_compat and self.rounds > 0
+        skip_threshold = margin * self.eps_skip * (self.eps_skip if twice else 1.0)
+        equal_threshold = margin * self.eps_equal * (self.eps_equal if twice else 1.0)
         best = np.maximum(first.undiscounted, second.undiscounted)
         gap = second.myopic - first.myopic
         return Judgement(
@@ -225,17 +225,17 @@ class Teacher:
 
     def _probability(self, gap: Float64, tau: float) -> Float64:
         if tau > 0.0:
-            with np.errstate(over="ignore"):  # a gap that is infinite in units of tau is a certain one
+            with np.errstate(over="ignore"):  # a gap that overflows in units of tau: the link is 0 or 1
                 return self.link(gap / tau)
         return np.where(gap == 0.0, 0.5 if self.tie == "equal" else 0.0, np.where(gap > 0.0, 1.0, 0.0))
 
     def answer(self, judgement: Judgement) -> Answers:
         """Steps 6 to 8 for one expert.
 
-        Draws `rng.random((2, P))`, for the labels and for the mistakes, whether they are needed or not: no
-        trait of a teacher moves its stream. The first draw decides whether the teacher says what it thinks,
-        not which clip it names: for the same draws, swapping two clips swaps the label, as it turns q into
-        1 - q. Only where S1 = S2 is the label a plain coin toss.
+        Draws `rng.random((2, P))`, for the labels and for the mistakes, whether they are needed or not, so that
+        a teacher's traits do not change which numbers it draws. The first draw decides whether the teacher says
+        what it thinks, not which clip it names: for the same draws, swapping two clips swaps the label, as it
+        turns q into 1 - q. Only where S1 = S2 is the label a plain coin toss.
         """
         q = judgement.probability
         label_draw, mistake_draw = self.rng.random((2, len(q)))
@@ -266,7 +266,7 @@ class Teacher:
 
         For use before the first question; later, the teacher solves for it on the pairs that it was asked about.
         All pairs of the given clips [K, H] count that it neither skips nor finds equal. An error is a label
-        that contradicts the order of the undiscounted sums, be it from noise, a mistake or myopia.
+        that contradicts the order of the undiscounted sums, whether from noise, a mistake or myopia.
         """
         tau = self._solve_on(clips)
         self._uncharged = np.asarray(clips)
@@ -302,7 +302,7 @@ def rewards_of(question: Question) -> Float64:
 
 
 def mean_return_of(question: Question) -> float:
-    """What the thresholds scale with."""
+    """The mean return that the thresholds scale with."""
     if question.mean_return is None:
         raise ValueError("a simulated teacher's thresholds scale with the mean return: this question has none")
     return question.mean_return
@@ -322,14 +322,14 @@ def cut(trajectories: Float64, steps: int) -> Float64:
 def pool(answers: Sequence[Answers], vote: Vote) -> Answers:
     """One answer per pair from several: the share of labels for the second clip, or what the majority says.
 
-    Labels "equal" count one half. The hard label is the majority's, 1/2 when the votes are level; the pool is
-    mistaken where most of its members were.
+    Labels "equal" count one half. The hard label is the majority's, 1/2 when the votes are tied; the reason is
+    "mistaken" where most of the answers were.
     """
     votes = np.sum([each.preferences.label for each in answers], axis=0)  # [P], for the second clip
     members = len(answers)
     label = 0.5 + 0.5 * np.sign(2 * votes - members)
     mistakes = np.sum([each.reason == Reason.MISTAKEN for each in answers], axis=0)
-    one = answers[0]  # whether to skip and whether the clips are equal is not left to chance: all agree on it
+    one = answers[0]  # skipping and calling equal are not random: all agree on them
     unjudged = (one.reason == Reason.SKIPPED) | (one.reason == Reason.EQUAL)
     reason = np.where(2 * mistakes > members, Reason.MISTAKEN, Reason.ANSWERED)
     return Answers(
