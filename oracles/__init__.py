@@ -1,1 +1,1 @@
-"""Those who compare: simulated teachers, panels of them, and answers from a log."""
+"""Oracles answer comparisons: simulated teachers, panels of them, and answers from a log."""

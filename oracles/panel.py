@@ -12,10 +12,10 @@ from pbrl.types import Answers, Float64, Question
 
 
 class Panel:
-    """M teachers of the same character, each answering every pair by a label of its own.
+    """M teachers with the same traits, each with a label of its own for every pair.
 
-    `vote` says what becomes of the labels: with "mean" the probability is the share that prefers the second
-    clip, with "majority" the side that most members took. Each member's answer is a bit.
+    With `vote` "mean", the probability is the share of labels that prefer the second clip. With "majority", it is
+    what most members say: 0, 1, or 1/2 if votes are tied. Each member's answer is a bit.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
@@ -31,7 +31,7 @@ class Panel:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the members' temperature is solved for."""
+        """Whether the members' temperature is solved for and nothing is there yet to solve it on."""
         return self.teacher.needs_calibration
 
     def compare(self, question: Question) -> Answers:
@@ -43,22 +43,32 @@ class Panel:
             mean_return=mean_return_of(question),
             episode_steps=question.episode_steps,
             experts=question.experts,
+            iteration=question.iteration,
         )
 
     def compare_seen(
-        self, first: Impressions, second: Impressions, *, mean_return: float, episode_steps: int, experts: int = 1
+        self,
+        first: Impressions,
+        second: Impressions,
+        *,
+        mean_return: float,
+        episode_steps: int,
+        experts: int = 1,
+        iteration: int | None = None,
     ) -> Answers:
         """Answer P pairs of clips that were watched before."""
         if experts < 1:
             raise ValueError(f"experts must be at least 1, not {experts}")
-        judgement = self.teacher.judge(first, second, mean_return=mean_return, episode_steps=episode_steps)
+        judgement = self.teacher.judge(
+            first, second, mean_return=mean_return, episode_steps=episode_steps, iteration=iteration
+        )
         panels = [
             pool([self.teacher.answer(judgement) for _ in range(self.members)], self.vote) for _ in range(experts)
         ]
         return panels[0] if experts == 1 else pool(panels, "mean")
 
     def calibrate(self, clips: Float64) -> float:
-        """Choose the members' temperature: the error rate is each member's, the panel errs less."""
+        """Solve for the members' temperature. The error rate is that of each member: the panel errs less."""
         return self.teacher.calibrate(clips)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers from a preference log: the same answers once more, or another teacher's to the same pairs."""
+"""Answers from a preference log: the same answers again, or those of another teacher to the same questions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,37 @@ import pyarrow as pa
 from oracles.panel import Panel
 from oracles.teacher import Impressions, Teacher, rewards_of
 from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.run.settings import ConfigurationError
 from pbrl.types import Answers, Question
+
+OTHER_RUN = "the log is of another run, so it cannot answer this one"
 
 
 class Replay:
-    """Answers a run's questions from the log of another, in order, as long as they are the same questions.
+    """Answers a run's questions from the log of an earlier run, in order, as long as they are the same questions.
 
-    Two questions are the same if they are about as many pairs, with the same true sums, for as many experts.
+    Two questions are the same if they have the same number of pairs and experts and the same true sums.
     """
 
     sees: Literal["rewards", "behaviour"] = "rewards"
 
     def __init__(self, *, log: str, rng: np.random.Generator) -> None:
-        del rng  # what was left to chance is in the log
-        if not any(Path(log).glob("*.parquet")):
-            raise ValueError(f"there is no preference log in {Path(log).absolute()}: name its folder")
+        del rng  # nothing is random: the answers are in the log
+        folder = Path(log).absolute()
+        if not any(folder.glob("*.parquet")):
+            raise ConfigurationError(
+                f"there is no preference log in {folder}: set oracle.log to the folder `preferences` of a run"
+            )
+        try:
+            table = read(folder)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise ConfigurationError(f"the preference log in {folder} cannot be read: {error}") from error
+        if len(table) == 0:
+            raise ConfigurationError(f"the preference log in {folder} is empty: there are no answers to repeat")
+        if missing := [name for name in table.column_names if table[name].null_count]:
+            raise ConfigurationError(f"the preference log in {folder} has no values for {', '.join(missing)}")
         self.log = log
-        self.questions = questions(read(log))
+        self.questions = questions(table)
         self.question = 0  # the next one
 
     def compare(self, question: Question) -> Answers:
@@ -36,27 +50,30 @@ class Replay:
         sums = np.ascontiguousarray(rewards_of(question), dtype=np.float64).sum(axis=1)
         first, second, experts = sums[question.first], sums[question.second], question.experts
         where = f"question {self.question} in {self.log}"
-        if self.question == len(self.questions):
-            raise ValueError(f"there is no {where}: the log ends before this run")
+        if self.question >= len(self.questions):
+            raise ConfigurationError(
+                f"there is no {where}: the log ends before this run, after {len(self.questions)} questions"
+            )
         table = self.questions[self.question]
         asked = table["experts"][0].as_py()
         if len(table) != len(first) or asked != experts:
-            raise ValueError(
-                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}"
+            raise ConfigurationError(
+                f"{where} is about {len(table)} pairs for {asked} experts, this one about {len(first)} for {experts}: "
+                f"{OTHER_RUN}"
             )
         answers = answers_of(table)
         same = (answers.first_sum == first) & (answers.second_sum == second)
         if not same.all():
             pair = int(np.flatnonzero(~same)[0])
-            raise ValueError(
-                f"{where} has other clips: pair {pair} sums to {answers.first_sum[pair]} and "
-                f"{answers.second_sum[pair]}, here {first[pair]} and {second[pair]}"
+            raise ConfigurationError(
+                f"{where} has other clips: pair {pair} has the true returns {answers.first_sum[pair]} and "
+                f"{answers.second_sum[pair]}, here {first[pair]} and {second[pair]}: {OTHER_RUN}"
             )
         self.question += 1
         return answers
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the log it stands."""
+        """The position in the log."""
         return {"question": self.question}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -65,13 +82,15 @@ class Replay:
 
 
 def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> None:
-    """Ask another oracle what a log was asked, and write its answers to a log of their own.
+    """Ask another oracle the questions of a log, and write its answers to a new log.
 
-    A log has the clips' sums, not their steps: enough for every trait of a teacher but myopia.
+    A log has the clips' sums and not their steps: enough for every trait of a teacher but myopia.
     """
     gamma = oracle.teacher.gamma if isinstance(oracle, Panel) else oracle.gamma
     if gamma != 1.0:
-        raise ValueError(f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only 1")
+        raise ValueError(
+            f"a log keeps sums, not steps: a teacher with gamma = {gamma} cannot judge by them, only gamma = 1"
+        )
     for question in questions(table):
         row = question.slice(0, 1).to_pylist()[0]
         shared = {name: row[name] for name in ("mean_return", "episode_steps", "experts")}
@@ -80,7 +99,7 @@ def relabel(table: pa.Table, oracle: Teacher | Panel, log: PreferenceLog) -> Non
             for sums in (question["first_sum"].to_numpy(), question["second_sum"].to_numpy())
         )
         log.append(
-            oracle.compare_seen(first, second, **shared),
+            oracle.compare_seen(first, second, iteration=row["iteration"], **shared),
             iteration=row["iteration"],
             first=question["first"].to_numpy(),
             second=question["second"].to_numpy(),

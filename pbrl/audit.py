@@ -1,7 +1,7 @@
 """What a teacher really does: rates of mistakes, skips and ties, agreement by gap, confidence, calibration.
 
 python -m pbrl.audit oracle=irrational env=walker_walk     asks it about freshly initialised policies
-python -m pbrl.audit run=<folder>                          reads what it said in a run that is over
+python -m pbrl.audit run=<folder>                          reads the answers that it gave in a run
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def share(figure: str, hits: Bool, at: float = 0.0) -> Share:
 
 
 def rates(answers: Answers) -> list[Share]:
-    """How often the teacher does what."""
+    """How often the teacher skips, calls equal, is mistaken, and is wrong."""
     reason = answers.reason
     judged = (reason == Reason.ANSWERED) | (reason == Reason.MISTAKEN)
     return [
@@ -85,7 +85,7 @@ def agreement(answers: Answers, bins: int) -> list[Share]:
 
 
 def calibration(answers: Answers, bins: int) -> list[Share]:
-    """How often the second clip is named, and how often it is better, by the probability that was stated."""
+    """How often the second clip is preferred, and how often it is better, by the probability that was stated."""
     stated = answers.preferences.probability[answers.decided]
     named = answers.preferences.label[answers.decided] == 1.0
     better = named != answers.wrong[answers.decided]
@@ -192,7 +192,7 @@ def _curve(axes: Axes, shares: Sequence[Share], colour: str, label: str) -> None
 
 
 def audit_run(cfg: DictConfig) -> None:
-    """Audit what a run's preference log has."""
+    """Audit the answers in a run's preference log."""
     log = Path(cfg.run) / "preferences"
     answers = answers_of(read(log))
     if len(answers) == 0:

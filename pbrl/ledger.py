@@ -333,6 +333,7 @@ class Ledger:
             steps=steps,
             episode_steps=episode_steps,
             experts=pairs.experts,
+            iteration=self._iteration,
             **shown,
         )
 

@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
+import yaml  # type: ignore[import-untyped]
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import execution_whitelist
 from omegaconf import DictConfig, OmegaConf
 from rich.logging import RichHandler
 
+import conf
 from pbrl.ledger import BudgetError
 from pbrl.run import loop, sweep
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.films import Films
 from pbrl.run.folder import is_finished, lock, prepare
-from pbrl.run.job import in_sweep, owns_terminal, run_job, stop_signal
+from pbrl.run.job import ALREADY_FINISHED, FINISHED, in_sweep, owns_terminal, run_job, stop_signal
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, columns, read
 from pbrl.run.settings import ConfigurationError, check, suggest
@@ -41,11 +43,11 @@ GROUPS = ("agent", "env", "oracle", "experiment")
 
 
 def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
-    """Compose the run and let it go on to its last iteration: it is `finished`, or was and is `left alone`."""
+    """Compose the run and let it go on to its last iteration: FINISHED, or ALREADY_FINISHED."""
     check(settings)
     if is_finished(settings):
         print(f"{settings['folder']}: nothing is left to do; resume=false would start over", flush=True)
-        return "left alone"
+        return ALREADY_FINISHED
     torch.set_num_threads(settings["threads"] or cores())
     try:
         run = TrainingRun(settings)  # first of all: what cannot be run leaves no folder behind
@@ -55,7 +57,7 @@ def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
     with lock(run.folder):
         follow_and_film(run, settings, sweep_folder)
     summarise(run.folder, columns(read(run.folder / loop.RECORD)))
-    return "finished"
+    return FINISHED
 
 
 def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder: Path | None) -> None:
@@ -130,8 +132,18 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return dict(settings)
 
 
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether an experiment on the command line describes a sweep, which Hydra wants to be told by -m."""
+    chosen = [value for name, _, value in (argument.partition("=") for argument in arguments) if name == "experiment"]
+    files = [Path(conf.__file__).parent / "experiment" / f"{name}.yaml" for name in chosen]
+    settings = [yaml.safe_load(file.read_text()) for file in files if file.exists()]
+    return any("sweeper" in each.get("hydra", {}) for each in settings)
+
+
 def command() -> None:
     """What `python -m pbrl.train` does."""
+    if is_sweep(sys.argv) and not {"-m", "--multirun"} & {*sys.argv}:
+        sys.argv.append("--multirun")
     try:
         suggest(sys.argv[1:], GROUPS)
         sweep.check_plugins(sys.argv[1:])

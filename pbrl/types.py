@@ -190,6 +190,7 @@ class Question:
     steps: int  # H, the length of every clip
     episode_steps: int  # T, the length of a trajectory
     experts: int = 1  # independent answers wanted for each pair
+    iteration: int | None = None  # of the run; None outside of one
     rewards: Float64 | None = None  # [K, H] true rewards of the clips, for an oracle that sees rewards
     mean_return: float | None = None  # mean true return of the last trajectories, for the same
     film: Film | None = None  # for an oracle that sees behaviour
@@ -255,7 +256,7 @@ class Oracle(Protocol):
     """Compares clips. During training, only the ledger calls it.
 
     An oracle may also have `needs_calibration` and `calibrate(rewards [K, H])`: if the first is true, the second is
-    called with the rewards of trajectories that nobody paid for before each iteration's questions.
+    called with the rewards of trajectories that nobody paid for, as long as the first is true.
     """
 
     sees: Literal["rewards", "behaviour"]  # a simulated teacher judges rewards, a person looks at what happened

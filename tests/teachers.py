@@ -1,11 +1,19 @@
-"""A teacher to start from: rational, unless a test says otherwise."""
+"""A teacher to start from: rational, unless a test says otherwise. And the settings of presets."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+import conf
 from oracles import links
 from oracles.teacher import Teacher
+
+PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "oracle").glob("*.yaml"))
 
 RATIONAL = partial(
     Teacher,
@@ -18,3 +26,10 @@ RATIONAL = partial(
     tie="equal",
     bpref_compat=False,
 )
+
+
+def preset(name: str, *overrides: str) -> dict[str, Any]:
+    """The settings of `oracle=<name>`, as the training program composes them."""
+    with initialize_config_module("conf"):
+        composed = compose("train", [f"oracle={name}", *overrides])
+    return dict(OmegaConf.to_container(composed.oracle, resolve=True))  # type: ignore[arg-type]

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
-from oracles.oracle import Answers, Reason
 from teachers import RATIONAL
 
 from oracles import links
 from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
 from pbrl.run.preference_log import PreferenceLog
-from pbrl.types import Preferences
+from pbrl.types import Answers, Preferences, Question, Reason
 from tests.fake_simulator import FakeSimulator
 
 ROOT = Path(__file__).parents[1]
@@ -130,8 +129,8 @@ def test_the_numbers_are_written_and_drawn(tmp_path, capsys):
 
 def test_a_teacher_that_only_skips_can_be_audited(tmp_path, capsys):
     oracle = TEACHER(eps_skip=1.0, rng=np.random.default_rng(0))
-    seen = oracle.watch(np.ones((2, 5)))
-    answers = oracle.compare(seen, seen, mean_return=5.0, episode_steps=5)
+    clips = np.ones((2, 5))
+    answers = oracle.compare(Question.about_rewards(clips, clips, mean_return=5.0, episode_steps=5))
     write(answers, tmp_path, title="silent", bins=10)
     assert "none" in capsys.readouterr().out
 

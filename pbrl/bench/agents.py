@@ -1,10 +1,10 @@
-"""How long an agent's iteration takes, beside the collection in it, which no agent can do without."""
+"""How long an agent's iteration takes, compared with the collection in it."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def measure(
     threads: int | None,
     alternations: int,
 ) -> list[dict[str, Any]]:
-    """Medians over iterations, the agents taking turns; the first turn warms up, and does not count."""
+    """Medians over iterations; the agents take turns."""
     simulator = Simulator(task, seed=0, threads=threads, steps=steps)
     torch.set_num_threads(simulator.threads)
     runs = {}
@@ -59,13 +59,25 @@ def measure(
             pairs_per_iteration=pairs,
         )
         runs[name] = iteration(agent, ledger)
+    return [{"task": task, **row} for row in medians(take_turns(runs, alternations))]
+
+
+def take_turns(runs: Mapping[str, Callable[[int], Turn]], alternations: int) -> dict[str, list[Turn]]:
+    """The turns of each agent. Before the first, each has one to warm up."""
     turns: dict[str, list[Turn]] = {name: [] for name in runs}
     for number in range(alternations + 1):
         for name, run in runs.items():
-            turns[name].append(run(number))
+            turn = run(number)
+            if number > 0:
+                turns[name].append(turn)
+    return turns
+
+
+def medians(turns: Mapping[str, Sequence[Turn]]) -> list[dict[str, Any]]:
+    """Each agent's seconds, and how many times as long as its collection an iteration takes."""
     rows = []
-    for name, (_, *counted) in turns.items():
-        ratio = statistics.median(turn["whole"] / turn["collect"] for turn in counted)
-        medians = {f"seconds_{part}": round(statistics.median(turn[part] for turn in counted), 4) for part in PARTS}
-        rows.append({"task": task, "agent": name, **medians, "ratio_to_collection": round(ratio, 3)})
+    for name, measured in turns.items():
+        parts = {f"seconds_{part}": round(statistics.median(turn[part] for turn in measured), 4) for part in PARTS}
+        ratio = statistics.median(turn["whole"] / turn["collect"] for turn in measured)
+        rows.append({"agent": name, **parts, "ratio_to_collection": round(ratio, 3)})
     return rows

@@ -1,9 +1,9 @@
-"""How fast is collection? Against the physics alone, and against what else one could use.
+"""How fast collection is, compared with the physics alone and with other simulators.
 
     python -m pbrl.bench [short=true]
 
-Timings on a shared machine move by a third, so all contenders take turns, and a ratio is taken within each turn;
-the table shows medians. The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
+Timings on a shared machine vary by a third. So all contenders take turns, and a ratio is taken within each turn; the
+table shows medians. The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
 same states and with the same actions as one of our collections, without policy, observation, reward or reset (but
 with the steps that dm_control takes to settle a cheetah, which are physics).
 """
@@ -14,7 +14,7 @@ import csv
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def timed(steps: int, work: Callable[[], Any]) -> float:
 
 
 def collection(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
-    """Our closed loop: as many policies as there are parameters, sampled actions, reset to last step."""
+    """Our closed loop, from reset to last step, with sampled actions; one policy for each row of parameters."""
     arms = np.arange(trajectories) % len(parameters)
     turns = iter(range(1_000_000))
     return lambda: timed(
@@ -133,7 +133,7 @@ def envpool_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float
 
 
 def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:  # noqa: ARG001
-    """What one would reach for today: Stable-Baselines3's PPO collecting from shimmy's environments."""
+    """The usual choice today: Stable-Baselines3's PPO collecting from shimmy's environments."""
     import gymnasium
     from shimmy.dm_control_compatibility import DmControlCompatibilityV0
     from stable_baselines3 import PPO
@@ -142,7 +142,7 @@ def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, 
     def make() -> Any:
         return gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(tasks.load(simulator.task)))
 
-    steps = min(simulator.steps, 200)  # slow enough to be measured on less
+    steps = min(simulator.steps, 200)  # so slow that fewer steps are enough to measure it
     envs = DummyVecEnv([make] * trajectories)
     learner = PPO(
         "MlpPolicy",
@@ -173,30 +173,67 @@ def batched_env(simulator: Simulator, trajectories: int) -> Contender:
     return lambda: timed(trajectories * simulator.steps, run)
 
 
-def contenders(task: str, cfg: DictConfig) -> dict[str, Contender]:
-    """All that take turns on a task, the limit first."""
-    simulator = Simulator(task, seed=0, threads=cfg.threads, steps=cfg.steps)
+def contenders(
+    task: str,
+    *,
+    trajectories: int,
+    peer_trajectories: int,
+    steps: int,
+    threads: int | None,
+    hidden: Sequence[int],
+    only: Collection[str] | None,
+) -> dict[str, Contender]:
+    """All that take turns on a task, the limit first; `only` these, beside the limit and ours."""
+    simulator = Simulator(task, seed=0, threads=threads, steps=steps)
     gains = {"hidden_gain": 2**0.5, "output_gain": 0.01, "initial_log_std": 0.0}
-    policy = GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=cfg.hidden, **gains)
+    policy = GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=hidden, **gains)
     rng = np.random.default_rng(0)
     theta = policy.initial(rng)
     parameters = np.stack([theta, theta + 0.04 * rng.standard_normal(policy.size).astype(np.float32)])
     common = (simulator, policy, parameters)
-    n, few = cfg.trajectories, cfg.peer_trajectories
-    found = {"physics limit": physics_limit(*common, n), "pbrl": collection(*common, n)}
+    found = {"physics limit": physics_limit(*common, trajectories), "pbrl": collection(*common, trajectories)}
     if simulator.threads > 1:
-        single = Simulator(task, seed=0, threads=1, steps=cfg.steps)
-        found["pbrl, 1 thread"] = collection(single, policy, parameters, n // simulator.threads)
-    found["pbrl, one policy"] = collection(simulator, policy, parameters[:1], n)
-    found["pbrl, half the trajectories"] = collection(*common, n // 2)
-    found["pbrl.simulation.vector, random actions"] = batched_env(simulator, n)
-    found["dm_control loop"] = dm_control_loop(*common, few)
+        single = Simulator(task, seed=0, threads=1, steps=steps)
+        found["pbrl, 1 thread"] = collection(single, policy, parameters, trajectories // simulator.threads)
+    found["pbrl, one policy"] = collection(simulator, policy, parameters[:1], trajectories)
+    found["pbrl, half the trajectories"] = collection(*common, trajectories // 2)
+    found["pbrl.simulation.vector, random actions"] = batched_env(simulator, trajectories)
+    found["dm_control loop"] = dm_control_loop(*common, peer_trajectories)
     if importlib.util.find_spec("envpool"):
-        found["EnvPool"] = envpool_loop(*common, n)
+        found["EnvPool"] = envpool_loop(*common, trajectories)
     if importlib.util.find_spec("stable_baselines3") and importlib.util.find_spec("shimmy"):
-        found["SB3 over shimmy"] = sb3_loop(*common, few)
-    wanted = found if cfg.only is None else ["physics limit", "pbrl", *cfg.only]
+        found["SB3 over shimmy"] = sb3_loop(*common, peer_trajectories)
+    wanted = found if only is None else ["physics limit", "pbrl", *only]
     return {what: run for what, run in found.items() if what in wanted}
+
+
+def take_turns(running: Mapping[str, Contender], alternations: int, title: str) -> dict[str, list[float]]:
+    """Speeds of each contender, one for each turn. Before the first, each runs once to compile and warm up."""
+    for run in running.values():
+        run()
+    speeds: dict[str, list[float]] = {what: [] for what in running}
+    turns = [what for _ in range(alternations) for what in running]
+    for what in tqdm(turns, desc=f"{title:15s}", unit="run", leave=False):
+        speeds[what].append(running[what]())
+    return speeds
+
+
+def ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
+    """How many times as fast as another: the median of the ratios within each turn."""
+    return statistics.median(one / other for one, other in zip(speeds, others, strict=True))
+
+
+def rows_of(task: str, speeds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The table of one task: medians over its turns."""
+    return [
+        {
+            "task": task,
+            "what": what,
+            "steps_per_second": round(statistics.median(measured)),
+            "ratio_to_limit": round(ratio(measured, speeds["physics limit"]), 3),
+        }
+        for what, measured in speeds.items()
+    ]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -217,23 +254,16 @@ def main(cfg: DictConfig) -> None:
     table = Table(title="control steps per second (medians)")
     for column in ("task", "what", "steps/s", "of the limit", "pbrl is faster by"):
         table.add_column(column, justify="left" if column in ("task", "what") else "right")
+    settings = ("trajectories", "peer_trajectories", "steps", "threads", "hidden", "only")
     rows = []
     for task in cfg.tasks:
-        running = contenders(task, cfg)
-        speeds: dict[str, list[float]] = {what: [] for what in running}
-        for run in running.values():  # compile and warm up
-            run()
-        turns = [what for _ in range(cfg.alternations) for what in running]
-        for what in tqdm(turns, desc=f"{task:15s}", unit="run", leave=False):
-            speeds[what].append(running[what]())
-        for what, measured in speeds.items():
-            of_limit = statistics.median(a / b for a, b in zip(measured, speeds["physics limit"], strict=True))
-            behind = statistics.median(a / b for a, b in zip(speeds["pbrl"], measured, strict=True))
-            speed = statistics.median(measured)
-            rows.append(
-                {"task": task, "what": what, "steps_per_second": round(speed), "ratio_to_limit": round(of_limit, 3)}
-            )
-            table.add_row(task, what, f"{speed:,.0f}", f"{of_limit:.2f}", f"{behind:.2f}x")
+        running = contenders(task, **{name: cfg[name] for name in settings})
+        speeds = take_turns(running, cfg.alternations, task)
+        for row in rows_of(task, speeds):
+            rows.append(row)
+            faster = ratio(speeds["pbrl"], speeds[row["what"]])
+            numbers = f"{row['steps_per_second']:,}", f"{row['ratio_to_limit']:.2f}", f"{faster:.2f}x"
+            table.add_row(task, row["what"], *numbers)
         table.add_section()
         write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
     if cfg.tasks:

@@ -69,7 +69,7 @@ def run_job(
         print(f"{cfg.folder}: {why}", file=sys.stderr, flush=True)
         return None
     evaluation = final_evaluation(Path(cfg.folder))
-    write_state(ALREADY_FINISHED if state == "left alone" else state, evaluation=evaluation)
+    write_state(state, evaluation=evaluation)
     return evaluation
 
 
@@ -89,7 +89,3 @@ def stop_signal(folder: Path) -> int:
 def final_evaluation(run: Path) -> float | None:
     """The return of the last evaluation; None if it is no number, or if there was none."""
     return next((row["eval_return"] for row in reversed(read(run / "metrics.jsonl")) if "eval_return" in row), None)
-
-
-# Old names: they go when pbrl/train.py uses the new ones and returns ALREADY_FINISHED instead of "left alone".
-in_a_sweep, has_the_terminal, asked_to_stop = in_sweep, owns_terminal, stop_signal

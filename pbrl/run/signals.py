@@ -43,6 +43,3 @@ def catch_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-signals_noted = catch_signals  # old name: goes when pbrl/train.py and pbrl/finetune/tuning.py use the new one

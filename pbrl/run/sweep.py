@@ -326,7 +326,3 @@ def _table(states: Sequence[Mapping[str, Any]]) -> Table:
         if "traceback" in state:
             table.add_row("", "", f"[dim]see {escape(state['traceback'])}[/]")
     return table
-
-
-# Old names: they go when pbrl/train.py uses the new ones.
-see_that_plugins_are_there, overseen = check_plugins, summary_at_end

@@ -3,6 +3,7 @@ import pytest
 from teachers import RATIONAL
 
 from pbrl.run.preference_log import PreferenceLog
+from pbrl.types import Question
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +16,10 @@ def recorded_log(tmp_path_factory):
     rng = np.random.default_rng(9)
     teacher = RATIONAL(tau=1.0, gamma=0.9, eps_mistake=0.1, eps_skip=0.8, eps_equal=0.1, rng=rng)
     log = PreferenceLog(folder)
-    seen = teacher.watch(rewards)
     for iteration, experts in enumerate((1, 4)):
         question = {"mean_return": 10.0, "episode_steps": 10, "experts": experts}
         log.append(
-            teacher.compare(seen[first], seen[second], **question),
+            teacher.compare(Question.about_rewards(rewards[first], rewards[second], **question)),
             iteration=iteration,
             first=first,
             second=second,

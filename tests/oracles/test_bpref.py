@@ -5,14 +5,14 @@ u the label, which follows the teacher's inclination iff u is below its confiden
 """
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from teachers import PRESETS, preset
 
-PRESETS = Path(__file__).parents[2] / "conf" / "oracle"
+from pbrl.run.settings import build
+from pbrl.types import Question
+
 PAIRS = 100_000
 STEPS = 5
 EPISODE_STEPS = 20
@@ -20,53 +20,54 @@ MEAN_RETURN = 10.0
 REASONS = ["ANSWERED", "SKIPPED", "EQUAL", "MISTAKEN"]
 
 LINKS = {
-    "oracles.links.logistic": lambda u: 1 / (1 + math.exp(-u)) if u >= 0 else math.exp(u) / (1 + math.exp(u)),
-    "oracles.links.probit": lambda u: math.erfc(-u / math.sqrt(2)) / 2,
-    "oracles.links.arctan": lambda u: 0.5 + math.atan(u) / math.pi,
+    "logistic": lambda u: 1 / (1 + math.exp(-u)) if u >= 0 else math.exp(u) / (1 + math.exp(u)),
+    "probit": lambda u: math.erfc(-u / math.sqrt(2)) / 2,
+    "arctan": lambda u: 0.5 + math.atan(u) / math.pi,
 }
 
 
-def bpref_answer(r1, r2, u, v, preset, first_round):
+def bpref_answer(r1, r2, u, v, traits, first_round):
     """(probability, label, answered, why) of one pair."""
-    eps_skip, eps_equal = preset["eps_skip"], preset["eps_equal"]
+    eps_skip, eps_equal = traits["eps_skip"], traits["eps_equal"]
     margin = MEAN_RETURN * STEPS / EPISODE_STEPS
     threshold_skip, threshold_equal = margin * eps_skip, margin * eps_equal
-    if preset["bpref_compat"] and not first_round:
+    if traits["bpref_compat"] and not first_round:
         threshold_skip, threshold_equal = threshold_skip * eps_skip, threshold_equal * eps_equal
     u1, u2 = sum(r1), sum(r2)
     if threshold_skip > 0 and not max(u1, u2) > threshold_skip:
         return 0.5, 0.5, False, "SKIPPED"
     if abs(u1 - u2) < threshold_equal:
         return 0.5, 0.5, True, "EQUAL"
-    gamma = preset["gamma"] ** (50 / STEPS)
+    gamma = traits["gamma"] ** (50 / STEPS)
     s1 = s2 = 0.0
     for t in range(STEPS):
         s1 = gamma * s1 + r1[t]
         s2 = gamma * s2 + r2[t]
-    if preset["tau"] > 0:
-        q = LINKS[preset["link"]["path"]]((s2 - s1) / preset["tau"])
+    if traits["tau"] > 0:
+        q = LINKS[traits["link"]]((s2 - s1) / traits["tau"])
     elif s1 == s2:
-        q = 0.5 if preset["tie"] == "equal" else 0.0
+        q = 0.5 if traits["tie"] == "equal" else 0.0
     else:
         q = 1.0 if s1 < s2 else 0.0
     inclination, confidence = (1, q) if s1 <= s2 else (0, 1 - q)
     label = inclination if u < confidence else 1 - inclination
-    if v < preset["eps_mistake"]:
+    if v < traits["eps_mistake"]:
         return 1 - q, 1 - label, True, "MISTAKEN"
     return q, label, True, "ANSWERED"
 
 
-def assert_agrees(preset, rounds):
+def assert_agrees(traits, rounds):
     # Multiples of 1/8, so that sums are exact and ties and thresholds are met.
     rng = np.random.default_rng(11)
     first, second = rng.integers(-2, 6, size=(2, PAIRS, STEPS)) / 8
-    teacher = instantiate(OmegaConf.create(preset), rng=np.random.default_rng(7))
+    teacher = build(traits, rng=np.random.default_rng(7))
     draws = np.random.default_rng(7)
+    question = Question.about_rewards(first, second, mean_return=MEAN_RETURN, episode_steps=EPISODE_STEPS)
     for labelling_round in range(rounds):
-        answers = teacher.compare(first, second, mean_return=MEAN_RETURN, episode_steps=EPISODE_STEPS)
+        answers = teacher.compare(question)
         u, v = draws.random((2, PAIRS)).tolist()
         expected = [
-            bpref_answer(*pair, preset, labelling_round == 0)
+            bpref_answer(*pair, traits, labelling_round == 0)
             for pair in zip(first.tolist(), second.tolist(), u, v, strict=True)
         ]
         probability, label, answered, why = zip(*expected, strict=True)
@@ -78,16 +79,15 @@ def assert_agrees(preset, rounds):
 
 
 def single_teachers():
-    presets = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(PRESETS.glob("*.yaml"))}
-    return {name: preset for name, preset in presets.items() if preset["_target_"] == "oracles.teacher.Teacher"}
+    settings = {name: preset(name) for name in PRESETS if name != "replay"}
+    return {name: traits for name, traits in settings.items() if traits["_target_"] == "oracles.teacher.Teacher"}
 
 
-@pytest.mark.parametrize("preset", single_teachers().values(), ids=single_teachers())
-def test_every_preset_labels_as_specified(preset):
-    assert_agrees(preset, rounds=1)
+@pytest.mark.parametrize("traits", single_teachers().values(), ids=single_teachers())
+def test_every_preset_labels_as_specified(traits):
+    assert_agrees(traits, rounds=1)
 
 
 def test_all_irrationalities_at_once_with_bprefs_slips():
-    preset = OmegaConf.to_container(OmegaConf.load(PRESETS / "irrational.yaml"))
-    preset |= {"eps_skip": 0.4, "eps_equal": 0.4, "bpref_compat": True, "tie": "first"}
-    assert assert_agrees(preset, rounds=2) == set(REASONS)
+    traits = preset("irrational") | {"eps_skip": 0.4, "eps_equal": 0.4, "bpref_compat": True, "tie": "first"}
+    assert assert_agrees(traits, rounds=2) == set(REASONS)

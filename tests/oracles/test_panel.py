@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom
 from teachers import RATIONAL
 
-from oracles.oracle import Reason
 from oracles.panel import Panel
+from pbrl.types import Question, Reason
 
 
 def panel(members=5, vote="mean", seed=0, **traits):
@@ -17,7 +17,7 @@ def panel(members=5, vote="mean", seed=0, **traits):
 
 def ask(oracle, first, second, **question):
     clips = np.array(first, dtype=float)[:, None], np.array(second, dtype=float)[:, None]
-    return oracle.compare(*clips, mean_return=10.0, episode_steps=1, **question)
+    return oracle.compare(Question.about_rewards(*clips, mean_return=10.0, episode_steps=1, **question))
 
 
 def test_the_rational_panel_is_unanimous():

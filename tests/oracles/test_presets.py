@@ -1,14 +1,14 @@
 """The contract of an oracle, over every preset in `conf/oracle`."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from teachers import PRESETS, preset
 
-PRESETS = sorted((Path(__file__).parents[2] / "conf" / "oracle").glob("*.yaml"))
+from pbrl.run.settings import build
+from pbrl.types import Question
+
 SPECIFIED = {  # link, tau, gamma, eps_mistake, eps_skip, eps_equal
     "rational": ("logistic", 0, 1, 0, 0, 0),
     "stochastic": ("logistic", 1, 1, 0, 0, 0),
@@ -20,35 +20,44 @@ SPECIFIED = {  # link, tau, gamma, eps_mistake, eps_skip, eps_equal
     "myopic": ("logistic", 0, 0.9, 0, 0, 0),
     "irrational": ("logistic", 1, 0.9, 0.1, 0, 0),
 }
-every_preset = pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
-def preset(path, log, seed=0):
+def oracle(name, log, seed=0):
     """The oracle; one that answers from a log gets one."""
-    settings = OmegaConf.load(path)
-    if OmegaConf.is_missing(settings, "log"):
-        settings.log = str(log)
-    return instantiate(settings, rng=np.random.default_rng(seed))
+    settings = preset(name, *([f"oracle.log={log}"] if name == "replay" else []))
+    return build(settings, rng=np.random.default_rng(seed))
+
+
+def test_every_preset_of_a_single_teacher_is_specified():
+    assert {*SPECIFIED, "panel", "replay"} == {*PRESETS}
 
 
 @pytest.mark.parametrize("name", SPECIFIED)
 def test_presets_have_the_specified_numbers(name):
-    settings = OmegaConf.load(PRESETS[0].with_name(f"{name}.yaml"))
-    names = ("tau", "gamma", "eps_mistake", "eps_skip", "eps_equal")
-    assert (settings.link.path.rpartition(".")[2], *(settings[key] for key in names)) == SPECIFIED[name]
-    assert settings.tie == "equal"
-    assert settings.bpref_compat is False
+    settings = preset(name)
+    names = ("link", "tau", "gamma", "eps_mistake", "eps_skip", "eps_equal")
+    assert tuple(settings[key] for key in names) == SPECIFIED[name]
+    assert settings["tie"] == "equal"
+    assert settings["bpref_compat"] is False
+
+
+def test_the_panel_is_of_ten_irrational_teachers():
+    settings = preset("panel")
+    assert (settings["members"], settings["vote"]) == (10, "mean")
+    assert settings["teacher"] == {**preset("irrational"), "_partial_": True}
 
 
 @every_preset
-def test_answers_and_continues_from_its_state(path, recorded_log):
+def test_answers_and_continues_from_its_state(name, recorded_log):
     log, rewards, first, second = recorded_log
-    oracle = preset(path, log)
-    seen = oracle.watch(rewards)
-    question = {"mean_return": 10.0, "episode_steps": rewards.shape[1]}
+    one = oracle(name, log)
+    assert one.sees == "rewards"
     for experts in (1, 4):
-        before = json.loads(json.dumps(oracle.state_dict()))
-        answers = oracle.compare(seen[first], seen[second], **question, experts=experts)
+        asked = {"mean_return": 10.0, "episode_steps": rewards.shape[1], "experts": experts}
+        question = Question.about_rewards(rewards[first], rewards[second], **asked)
+        before = json.loads(json.dumps(one.state_dict()))
+        answers = one.compare(question)
         preferences = answers.preferences
         assert len(answers) == len(first)
         assert preferences.answered.any()
@@ -57,12 +66,31 @@ def test_answers_and_continues_from_its_state(path, recorded_log):
         assert (preferences.probability[~preferences.answered] == 0.5).all()
         np.testing.assert_array_equal(answers.first_sum, rewards.sum(axis=1)[first])
         assert (answers.bits[preferences.answered] >= experts).all()
-        again = preset(path, log, seed=99)
+        again = oracle(name, log, seed=99)
         again.load_state_dict(before)
-        repeated = again.compare(seen[first], seen[second], **question, experts=experts)
+        repeated = again.compare(question)
         np.testing.assert_equal(vars(repeated.preferences), vars(preferences))
 
 
 @every_preset
-def test_asks_for_calibration_only_when_it_is_to_be_solved_for(path, recorded_log):
-    assert preset(path, recorded_log[0]).needs_calibration is False
+def test_a_clip_shown_once_and_a_clip_shown_in_every_pair_are_the_same(name, recorded_log):
+    log, rewards, first, second = recorded_log
+    asked = {"mean_return": 10.0, "episode_steps": rewards.shape[1]}
+    shown_once = Question(first=first, second=second, steps=rewards.shape[1], rewards=rewards, **asked)
+    in_every_pair = Question.about_rewards(rewards[first], rewards[second], **asked)
+    one, other = (oracle(name, log).compare(question) for question in (shown_once, in_every_pair))
+    np.testing.assert_equal(vars(one.preferences), vars(other.preferences))
+
+
+@every_preset
+def test_no_preset_needs_calibration(name, recorded_log):
+    assert getattr(oracle(name, recorded_log[0]), "needs_calibration", False) is False
+
+
+@every_preset
+def test_a_question_without_rewards_is_refused(name, recorded_log):
+    one = oracle(name, recorded_log[0])
+    before = one.state_dict()
+    with pytest.raises(ValueError, match="judges by rewards: this question has none"):
+        one.compare(Question(first=np.array([0]), second=np.array([1]), steps=5, episode_steps=5))
+    assert one.state_dict() == before

@@ -1,15 +1,21 @@
 """Answers from a log: the same ones once more, or another teacher's to the same pairs."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from teachers import RATIONAL
 
-from oracles.oracle import Reason
 from oracles.panel import Panel
 from oracles.replay import Replay, relabel
-from pbrl.run.preference_log import PreferenceLog, answers_of, questions, read
+from pbrl.run.preference_log import SCHEMA, PreferenceLog, answers_of, questions, read
+from pbrl.run.settings import ConfigurationError
+from pbrl.types import Question, Reason
 
-QUESTION = {"mean_return": 10.0, "episode_steps": 10}
+
+def ask(oracle, first, second, experts=1):
+    question = Question.about_rewards(first, second, mean_return=10.0, episode_steps=10, experts=experts)
+    return oracle.compare(question)
 
 
 @pytest.fixture
@@ -28,34 +34,67 @@ def test_the_same_questions_get_the_same_answers(replay, recorded_log):
     folder, rewards, first, second = recorded_log
     logged = [answers_of(question) for question in questions(read(folder))]
     assert {*logged[0].reason} == {*Reason}
-    assert_same(replay.compare(rewards[first], rewards[second], **QUESTION), logged[0])
-    seen = replay.watch(rewards)
-    assert_same(replay.compare(seen[first], seen[second], **QUESTION, experts=4), logged[1])
-    with pytest.raises(ValueError, match=r"there is no question 2 in .*: the log ends before this run"):
-        replay.compare(rewards[first], rewards[second], **QUESTION)
+    assert_same(ask(replay, rewards[first], rewards[second]), logged[0])
+    assert_same(ask(replay, rewards[first], rewards[second], experts=4), logged[1])
+    with pytest.raises(
+        ConfigurationError, match=r"there is no question 2 in .*: the log ends before this run, after 2"
+    ):
+        ask(replay, rewards[first], rewards[second])
 
 
 def test_other_questions_are_refused_and_do_not_count(replay, recorded_log):
     _, rewards, first, second = recorded_log
-    with pytest.raises(ValueError, match="is about 40 pairs for 1 experts, this one about 39 for 1"):
-        replay.compare(rewards[first[1:]], rewards[second[1:]], **QUESTION)
-    with pytest.raises(ValueError, match="is about 40 pairs for 1 experts, this one about 40 for 2"):
-        replay.compare(rewards[first], rewards[second], **QUESTION, experts=2)
+    with pytest.raises(
+        ConfigurationError, match=r"is about 40 pairs for 1 experts, this one about 39 for 1: .* another run"
+    ):
+        ask(replay, rewards[first[1:]], rewards[second[1:]])
+    with pytest.raises(
+        ConfigurationError, match=r"is about 40 pairs for 1 experts, this one about 40 for 2: .* another run"
+    ):
+        ask(replay, rewards[first], rewards[second], experts=2)
     other = rewards.copy()
     other[first[0], 3] += 1e-9
-    with pytest.raises(ValueError, match=r"question 0 in .* has other clips: pair 0 sums to"):
-        replay.compare(other[first], other[second], **QUESTION)
+    with pytest.raises(
+        ConfigurationError, match=r"question 0 in .* has other clips: pair 0 has the true returns .* another run"
+    ):
+        ask(replay, other[first], other[second])
     assert replay.state_dict() == {"question": 0}
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no preference log in"):
-        Replay(log=str(tmp_path / "nowhere"), rng=np.random.default_rng(0))
+def assert_refused(folder, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Replay(log=str(folder), rng=np.random.default_rng(0))
 
 
-def test_there_is_nothing_to_calibrate(replay, recorded_log):
-    with pytest.raises(RuntimeError, match="nothing to calibrate"):
-        replay.calibrate(recorded_log[1])
+def test_a_missing_log_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        assert_refused(tmp_path / folder, f"there is no preference log in {tmp_path / folder}: set oracle.log")
+
+
+def test_an_empty_log_is_refused(tmp_path):
+    pq.write_table(SCHEMA.empty_table(), tmp_path / f"{0:012d}.parquet")
+    assert_refused(tmp_path, f"the preference log in {tmp_path} is empty")
+
+
+def test_what_is_no_log_is_refused(tmp_path):
+    part = tmp_path / f"{0:012d}.parquet"
+    part.write_bytes(b"not Parquet at all")
+    assert_refused(tmp_path, f"the preference log in {tmp_path} cannot be read: ")
+    pq.write_table(pa.table({"iteration": pa.array([1], pa.int32())}), part)
+    assert_refused(tmp_path, f"the preference log in {tmp_path} has no values for question, ")
+
+
+def test_a_log_shorter_than_the_checkpoint_is_refused(replay, recorded_log):
+    _, rewards, first, second = recorded_log
+    replay.load_state_dict({"question": 7})
+    with pytest.raises(ConfigurationError, match=r"there is no question 7 in .*: the log ends before this run"):
+        ask(replay, rewards[first], rewards[second])
+
+
+def test_there_is_nothing_to_calibrate(replay):
+    assert not hasattr(replay, "calibrate")
+    assert not hasattr(replay, "needs_calibration")
 
 
 @pytest.mark.parametrize("traits", [{}, {"tau": 1.0, "eps_mistake": 0.2, "eps_skip": 0.5, "eps_equal": 0.2}])
@@ -67,7 +106,7 @@ def test_relabelling_is_asking_the_other_teacher(recorded_log, tmp_path, traits)
     assert relabelled.select(kept).equals(original.select(kept))
     teacher = RATIONAL(**traits, rng=np.random.default_rng(1))
     for question, experts in zip(questions(relabelled), (1, 4), strict=True):
-        asked = teacher.compare(rewards[first], rewards[second], **QUESTION, experts=experts)
+        asked = ask(teacher, rewards[first], rewards[second], experts=experts)
         assert_same(answers_of(question), asked)
 
 

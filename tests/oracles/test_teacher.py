@@ -12,8 +12,8 @@ from scipy.stats import binom
 from teachers import RATIONAL
 
 from oracles import links
-from oracles.oracle import Reason
 from oracles.teacher import Teacher
+from pbrl.types import Question, Reason
 
 IRRATIONAL = {"tau": 1.0, "gamma": 0.9, "eps_mistake": 0.1}
 
@@ -22,9 +22,11 @@ def teacher(seed=0, **traits):
     return RATIONAL(**traits, rng=np.random.default_rng(seed))
 
 
-def ask(teacher, first, second, mean_return=100.0):
+def ask(teacher, first, second, mean_return=100.0, episode_steps=None, experts=1):
+    """About clips [P, H] of episodes that are no longer, unless said otherwise."""
     first, second = np.atleast_2d(first), np.atleast_2d(second)
-    return teacher.compare(first, second, mean_return=mean_return, episode_steps=first.shape[1])
+    asked = {"mean_return": mean_return, "episode_steps": episode_steps or first.shape[1], "experts": experts}
+    return teacher.compare(Question.about_rewards(first, second, **asked))
 
 
 def sums(*values):
@@ -56,6 +58,11 @@ def test_bpref_takes_the_first_on_an_exact_tie():
 def test_the_link_is_applied_to_the_gap_in_units_of_tau(link):
     preferences = ask(teacher(link=link, tau=4.0), sums(1.0, 7.0), sums(7.0, 1.0)).preferences
     np.testing.assert_array_equal(preferences.probability, link(np.array([1.5, -1.5])))
+
+
+def test_a_link_can_be_named():
+    for name in ("logistic", "probit", "arctan"):
+        assert teacher(link=name).link is getattr(links, name)
 
 
 def test_tau_in_bprefs_unit_grows_with_the_clip():
@@ -103,10 +110,10 @@ def test_without_success_there_is_no_threshold(mean_return):
 
 def test_thresholds_scale_with_the_clips_share_of_the_episode():
     first, second = np.full((1, 50), 0.2), np.full((1, 50), 0.29)  # sums 10 and 14.5
-    traits = {"mean_return": 1000.0, "episode_steps": 1000}  # margin 50
-    assert teacher(eps_equal=0.1).compare(first, second, **traits).reason == Reason.EQUAL  # 4.5 < 5
-    assert teacher(eps_equal=0.08).compare(first, second, **traits).reason == Reason.ANSWERED  # 4.5 > 4
-    assert teacher(eps_skip=0.3).compare(first, second, **traits).reason == Reason.SKIPPED  # 14.5 < 15
+    episode = {"mean_return": 1000.0, "episode_steps": 1000}  # margin 50
+    assert ask(teacher(eps_equal=0.1), first, second, **episode).reason == Reason.EQUAL  # 4.5 < 5
+    assert ask(teacher(eps_equal=0.08), first, second, **episode).reason == Reason.ANSWERED  # 4.5 > 4
+    assert ask(teacher(eps_skip=0.3), first, second, **episode).reason == Reason.SKIPPED  # 14.5 < 15
 
 
 def test_bpref_compat_multiplies_by_epsilon_twice_from_the_second_round():
@@ -137,7 +144,7 @@ def test_watching_first_and_comparing_at_once_agree():
     at_once = ask(teacher(**IRRATIONAL), rewards[first], rewards[second])
     watcher = teacher(**IRRATIONAL)
     seen = watcher.watch(rewards)
-    watched = watcher.compare(seen[first], seen[second], mean_return=100.0, episode_steps=30)
+    watched = watcher.compare_seen(seen[first], seen[second], mean_return=100.0, episode_steps=30)
     np.testing.assert_equal(vars(watched.preferences), vars(at_once.preferences))
     np.testing.assert_array_equal(watched.reason, at_once.reason)
 
@@ -260,7 +267,7 @@ def test_mistakes_are_independent_of_labels_and_of_each_other():
 # State
 
 
-def test_a_restored_teacher_goes_on_as_if_nothing_had_happened():
+def test_a_restored_teacher_continues_exactly():
     rng = np.random.default_rng(5)
     first, second = rng.normal(size=(2, 3, 100, 8))
     traits = IRRATIONAL | {"eps_equal": 0.3, "bpref_compat": True}
@@ -297,6 +304,8 @@ def test_epsilons_are_probabilities(epsilon, value):
         ({"tau": {"bpref": 1.0, "error_rate": 0.2}}, r"tau must be a number"),
         ({"tau": {"error_rate": 0.5}}, r"below 1/2 \(a coin\), not 0.5"),
         ({"tau": {"error_rate": 0.1}, "eps_mistake": 0.1}, r"above eps_mistake = 0.1 .*, not 0.1"),
+        ({"link": "linear"}, r"link must be logistic, probit, arctan .*, not 'linear'"),
+        ({"link": "np"}, r"link must be logistic, probit, arctan .*, not 'np'"),
         ({"gamma": 0.0}, r"gamma must be in \(0, 1\] .*, not 0.0"),
         ({"gamma": 1.1}, r"not 1.1"),
         ({"tie": "second"}, r"tie must be \"equal\" or \"first\", not 'second'"),
@@ -310,45 +319,52 @@ def test_bad_traits_are_named(traits, message):
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (np.zeros((2, 5)), np.zeros((2, 4)), "2 clips of 5 steps and 2 of 4"),
-        (np.zeros((3, 5)), np.zeros((2, 5)), "3 clips of 5 steps and 2 of 5"),
-        (np.zeros((0, 5)), np.zeros((0, 5)), r"at least one of each, not \(0, 5\)"),
-        (np.zeros((2, 0)), np.zeros((2, 0)), r"at least one of each, not \(2, 0\)"),
-        (np.zeros(5), np.zeros(5), r"\[clips, steps\] .*not \(5,\)"),
-        ([[1.0, 2.0], [3.0]], [[1.0, 2.0], [3.0]], "all of one length"),
-        (np.array([[0.0, 1.0], [np.nan, 1.0]]), np.zeros((2, 2)), "clip 1 sum to nan: all must be finite"),
-        (np.zeros((2, 2)), np.array([[np.inf, 1.0], [0.0, 1.0]]), "clip 0 sum to inf"),
+        (np.zeros((2, 5)), np.zeros((2, 4)), r"two clips of equal length: .*not \[2, 5\] and \[2, 4\]"),
+        (np.zeros((3, 5)), np.zeros((2, 5)), r"two clips of equal length: .*not \[3, 5\] and \[2, 5\]"),
+        (np.zeros(5), np.zeros(5), r"\[pairs, steps\], not \[5\] and \[5\]"),
     ],
 )
-def test_bad_clips_are_refused_before_anything_is_drawn(first, second, message):
-    one = teacher()
-    before = one.state_dict()
+def test_rewards_that_are_no_pairs_make_no_question(first, second, message):
     with pytest.raises(ValueError, match=message):
-        one.compare(first, second, mean_return=0.0, episode_steps=10)
-    assert one.state_dict() == before
+        Question.about_rewards(first, second, mean_return=0.0, episode_steps=10)
+
+
+def question_about(rewards, **changes):
+    """One pair, of the first two clips."""
+    asked = {"first": np.array([0]), "second": np.array([1]), "steps": 5, "episode_steps": 10, "mean_return": 0.0}
+    return Question(**{**asked, "rewards": rewards, **changes})
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("question", "message"),
     [
-        ({"mean_return": float("nan"), "episode_steps": 5}, "mean_return must be finite, not nan"),
-        ({"mean_return": 1.0, "episode_steps": 4}, "clips of 5 steps are longer than the episode's 4"),
-        ({"mean_return": 1.0, "episode_steps": 5, "experts": 0}, "experts must be at least 1, not 0"),
+        (question_about(np.zeros((0, 5))), r"at least one of each, not \(0, 5\)"),
+        (question_about(np.zeros((2, 0))), r"at least one of each, not \(2, 0\)"),
+        (question_about(np.zeros(5)), r"\[clips, steps\] .*not \(5,\)"),
+        (question_about([[1.0, 2.0], [3.0]]), "all of one length"),
+        (question_about(np.array([[0.0, 1.0], [np.nan, 1.0]])), "clip 1 sum to nan: all must be finite"),
+        (question_about(np.array([[np.inf, 1.0], [0.0, 1.0]])), "clip 0 sum to inf"),
+        (question_about(None), "judges by rewards: this question has none"),
+        (question_about(np.zeros((2, 5)), mean_return=None), "scale with the mean return: this question has none"),
+        (question_about(np.zeros((2, 5)), mean_return=float("nan")), "mean_return must be finite, not nan"),
+        (question_about(np.zeros((2, 5)), episode_steps=4), "clips of 5 steps are longer than the episode's 4"),
+        (question_about(np.zeros((2, 5)), experts=0), "experts must be at least 1, not 0"),
+        (question_about(np.zeros((2, 5)), first=np.array([], int), second=np.array([], int)), "ask about at least one"),
+        (question_about(np.zeros((2, 5)), second=np.array([1, 1])), "1 clips of 5 steps and 2 of 5"),
     ],
 )
-def test_bad_questions_are_refused_before_anything_is_drawn(asked, message):
+def test_bad_questions_are_refused_before_anything_is_drawn(question, message):
     one = teacher()
     before = one.state_dict()
     with pytest.raises(ValueError, match=message):
-        one.compare(np.zeros((2, 5)), np.zeros((2, 5)), **asked)
+        one.compare(question)
     assert one.state_dict() == before
 
 
-def test_no_pairs_of_watched_clips_are_refused():
+def test_watched_clips_of_two_lengths_are_no_pair():
     one = teacher()
-    nothing = one.watch(np.zeros((2, 5)))[np.array([], dtype=int)]
-    with pytest.raises(ValueError, match="ask about at least one"):
-        one.compare(nothing, nothing, mean_return=1.0, episode_steps=5)
+    with pytest.raises(ValueError, match="2 clips of 5 steps and 2 of 4"):
+        one.compare_seen(one.watch(np.zeros((2, 5))), one.watch(np.zeros((2, 4))), mean_return=0.0, episode_steps=10)
 
 
 def test_every_trait_must_be_given():
