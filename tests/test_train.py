@@ -299,7 +299,7 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
         (["agent._target_=os.system"], "agent names 'os.system', which is not of agents, oracles, pbrl"),
         (["agent._target_=pbrl.simulation.gl.os.system"], "which is of"),
         (["agent._target_=agents.ncrs.Ncrs"], "which cannot be imported"),
-        (["agent.votes=many"], "agent.votes must be a whole number, not 'many'"),
+        (["agent.votes=many"], "agent.votes must be a whole number or null, not 'many'"),
         (["agent.collect=some"], "agent.collect must be sampled or mean, not 'some'"),
         (["agent.step.maximum=-1"], "0 < minimum <= maximum"),
         (["+agent.momentum=0.9"], "agent.momentum: unknown setting"),
