@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from oracles.oracle import Answers
 from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
@@ -23,7 +22,7 @@ from pbrl.run.films import kept_policy
 from pbrl.simulation import gl, tasks, video
 from pbrl.simulation.simulator import Simulator
 from pbrl.train import command
-from pbrl.types import Preferences
+from pbrl.types import Answers, Preferences
 
 ROOT = Path(__file__).parent.parent
 STEPS = 40

@@ -31,6 +31,7 @@ class TrainingRun:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.folder = Path(settings["folder"])
+        self.seed: int = settings["seed"]
         self.digest = digest(settings)
         self.iterations: int = settings["iterations"]
         self.evaluation_settings: Mapping[str, Any] = settings["evaluation"]
