@@ -337,6 +337,16 @@ def test_trajectories_of_earlier_iterations_until_they_are_forgotten():
     budget.compare(whole([3], [12]))
 
 
+def test_a_large_collection_makes_several_small_ones_forgotten():
+    books = ledger(remember=8)
+    for iteration in range(5):
+        collect(books.open_iteration(iteration), 1)
+    budget = books.open_iteration(5)
+    collect(budget, 7)
+    assert_refuses(books, budget, whole([3], [11]), "trajectory 3, which is forgotten: only 4 .. 11 are remembered")
+    budget.compare(whole([4], [11]))
+
+
 def test_two_iterations_are_remembered_unless_told_otherwise():
     books = ledger()
     for iteration in range(3):
