@@ -19,8 +19,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pbrl.reference import pages
 from pbrl.reference.protocol import plan
 from pbrl.reference.runner import Results, make
+from pbrl.report.tables import Bootstrap
 from pbrl.run.folder import lock
 from pbrl.run.settings import ConfigurationError
 
@@ -39,7 +41,17 @@ def run(settings: Mapping[str, Any]) -> int:
     for folder, why in failed.items():
         print(f"failed: {folder}: {why}")
     print(f"{len(runs) - len(failed)} of {len(runs)} runs are in {settings['results']}")
+    write(settings)
     return 1 if failed else 0
+
+
+def write(settings: Mapping[str, Any]) -> int:
+    """Write the pages; the exit code."""
+    results = Results(Path(settings["results"]))
+    every = plan({**settings, "protocol": None})
+    pages.write(every, results, map(Path, settings["pages"]), Bootstrap(**settings["bootstrap"]))
+    print(f"wrote {results.folder / 'README.md'}")
+    return 0
 
 
 def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
@@ -53,7 +65,7 @@ def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
     return dict(settings)
 
 
-COMMANDS = {"run": run}
+COMMANDS = {"run": run, "write": write}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from pbrl.reference.pace import hours
 from pbrl.reference.protocol import PlannedRun
 from pbrl.report.runs import NotARunError
-from pbrl.report.shipped import DamagedFileError, ShippedRun, from_folder, read_runs, write_runs
+from pbrl.report.shipped import DamagedFileError, ShippedRun, files, from_folder, read_runs, write_runs
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.files import unused_name
 from pbrl.run.folder import is_finished, lock
@@ -34,9 +34,8 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs: dict[str, dict[tuple[str, str, str, int], ShippedRun]] = {}
-        for path in sorted(folder.glob("*.parquet")):
-            if "~" not in path.name:
-                self.runs[path.stem] = {run.name: run for run in self.read(path)}
+        for path in files(folder):
+            self.runs[path.stem] = {run.name: run for run in self.read(path)}
 
     def read(self, path: Path) -> list[ShippedRun]:
         """The runs of a file; a damaged one is kept aside, and its runs are made again from their folders."""

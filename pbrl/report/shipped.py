@@ -69,6 +69,11 @@ class ShippedRun:
         return digest(self.recorded.settings), int(self.recorded.settings["iterations"])
 
 
+def files(folder: Path) -> list[Path]:
+    """The files of reference runs in a folder, without those that were kept aside."""
+    return [path for path in sorted(folder.glob("*.parquet")) if "~" not in path.name]
+
+
 def from_folder(folder: Path, command: str) -> ShippedRun:
     """The run that `pbrl.train` left in a folder."""
     rows = columns(read(folder / "metrics.jsonl"))
