@@ -1,0 +1,148 @@
+"""PES: a preference evolution strategy, which asks about many directions rather than often about one.
+
+NCRS spends an iteration's comparisons on one direction. Here every comparison is about a direction of its own, from
+an antithetic pair of policies as in evolution strategies (Salimans, Ho, Chen, Sidor, Sutskever 2017, "Evolution
+Strategies as a Scalable Alternative to Reinforcement Learning"), with the teacher's answer in place of returns:
+
+    eps_i ~ N(0, I_k)
+    one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
+    g = mean of the answered score_i eps_i                  (score > 0: the second is preferred)
+    m <- beta m + (1 - beta) g
+    theta <- theta + step_t L m / rms(m)
+
+    theta   the policy's parameters, d of them              sigma   how far apart the compared policies are
+    L       lifts k coordinates into R^d: a subspace        beta    momentum
+    step_t  the step of iteration t, for each coordinate
+
+With several votes, a direction has as many trajectories of each arm, and comparisons. Directions are split into groups;
+the i-th trajectories of a group all begin in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from agents import subspaces
+from agents.pairing import by_index
+from pbrl.ledger import Budget
+from pbrl.policy import Policy
+from pbrl.types import Behaviour, Float32, Metrics, join
+
+
+class PES:
+    """Climb along the mean of many random directions, each with the sign and weight that the teacher gave it."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        rng: np.random.Generator,
+        sigma: float,
+        step: Callable[[int], float],
+        momentum: float,
+        subspace: subspaces.Kind,
+        penalty: float,
+        rank: int | None,
+        votes: int,
+        groups: int | None,
+        feedback: Literal["score", "label"],
+        collect: Literal["sampled", "mean"],
+    ) -> None:
+        if sigma <= 0:
+            raise ValueError(f"sigma must be positive, not {sigma}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {momentum}")
+        for name, value in {"rank": rank, "votes": votes, "groups": groups}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.policy, self.rng, self.sigma, self.step, self.momentum = policy, rng, sigma, step, momentum
+        self.rank, self.votes, self.groups, self.feedback = rank, votes, groups or 1, feedback
+        self.starting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": groups is not None}
+        self.parameters: Float32 = policy.initial(rng)
+        self.subspace = subspaces.subspace(subspace, policy, self.parameters, penalty=penalty)
+        self.m = np.zeros(subspaces.size(self.subspace.shapes), np.float32)
+
+    def iterate(self, budget: Budget) -> Metrics:
+        """One step of ascent."""
+        theta, sigma, L, beta, m = self.parameters, self.sigma, self.subspace, self.momentum, self.m
+        step, P = self.step(budget.iteration), budget.pairs_left
+        n = min(P, budget.trajectories_left // 2)  # trajectories of each sign: with more pairs, some are compared again
+        directions = max(1, n // self.votes)
+
+        # eps_i ~ N(0, I_k)
+        eps = subspaces.draw(self.rng, L.shapes, directions, self.rank)
+
+        # one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
+        change = sigma * L.lift(eps)
+        behaviour = self._collect(budget, np.concatenate([theta - change, theta + change]), n, directions)
+        minus, plus = (behaviour.number[(behaviour.policy >= directions) == sign] for sign in (False, True))
+        pairs = by_index(minus, plus, P)
+        answers = budget.compare(pairs)
+        if not L.fitted:
+            L.fit(theta, behaviour)
+
+        # g = mean of the answered score_i eps_i
+        scores = answers.score if self.feedback == "score" else 2 * answers.label - 1
+        i, j = (
+            behaviour.policy[behaviour.rows(clips.trajectory)] % directions for clips in (pairs.first, pairs.second)
+        )
+        between = (eps[i] + eps[j]) / 2  # eps_i; where there are more pairs, from theta - sigma L eps_i to eps_j
+        if not answers.answered.any():
+            return {"step": step, "update_norm": 0.0}
+        g: Float32 = (scores[:, None] * between)[answers.answered].mean(axis=0, dtype=np.float32)
+
+        # m <- beta m + (1 - beta) g
+        agreement = _cosine(g, m)
+        m = self.m = np.float32(beta) * m + np.float32(1 - beta) * g
+
+        # theta <- theta + step_t L m / rms(m)
+        if (length := _rms(m)) > 0:
+            self.parameters = theta + L.lift(np.float32(step / length) * m)
+        return {
+            "step": step,
+            "gradient_rms": _rms(g),
+            "agreement": agreement,
+            "update_norm": float(np.linalg.norm(self.parameters - theta)),
+        }
+
+    def _collect(self, budget: Budget, arms: Float32, n: int, directions: int) -> Behaviour:
+        """n trajectories of each sign, in groups; arms [2 * directions, d] has those with a minus first."""
+        keep = () if self.subspace.fitted else ("observations",)
+        direction = np.sort(np.arange(n) % directions)
+        return join(
+            [
+                budget.collect(
+                    self.policy, arms, np.concatenate([group, directions + group]), keep=keep, **self.starting
+                )
+                for group in np.array_split(direction, min(self.groups, n))
+            ]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly."""
+        return {
+            "parameters": self.parameters,
+            "momentum": self.m,
+            "subspace": self.subspace.state_dict(),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.parameters, self.m = state["parameters"], state["momentum"]
+        self.subspace.load_state_dict(state["subspace"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+def _rms(x: Float32) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
+
+
+def _cosine(x: Float32, y: Float32) -> float:
+    """The cosine of the angle between two vectors; 0 if one of them is 0."""
+    lengths = _rms(x) * _rms(y) * len(x)
+    return float(x @ y / lengths) if lengths > 0 else 0.0
