@@ -7,12 +7,14 @@ Strategies as a Scalable Alternative to Reinforcement Learning"), with the teach
     eps_i ~ N(0, I_k)
     one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
     g = mean of the answered score_i eps_i                  (score > 0: the second is preferred)
+    a <- a exp(rate z),  z = sqrt(P) <g, m> / |m|           (z ~ N(0, 1) if answers ignore m)
     m <- beta m + (1 - beta) g
-    theta <- theta + step_t L m / rms(m)
+    theta <- theta + a step_t L m / rms(m)
 
     theta   the policy's parameters, d of them              sigma   how far apart the compared policies are
     L       lifts k coordinates into R^d: a subspace        beta    momentum
-    step_t  the step of iteration t, for each coordinate
+    step_t  the step of iteration t, for each coordinate    a       what the steps are multiplied by, 1 at first
+    P       how many were answered
 
 With several votes, a direction has as many trajectories of each arm, and comparisons. Directions are split into groups;
 the i-th trajectories of a group all begin in the same state.
@@ -20,6 +22,7 @@ the i-th trajectories of a group all begin in the same state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -42,6 +45,7 @@ class PES:
         rng: np.random.Generator,
         sigma: float,
         step: Callable[[int], float],
+        rate: float,
         momentum: float,
         subspace: subspaces.Kind,
         penalty: float,
@@ -55,20 +59,24 @@ class PES:
             raise ValueError(f"sigma must be positive, not {sigma}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {momentum}")
+        if rate < 0:
+            raise ValueError(f"rate must not be negative, not {rate}")
         for name, value in {"rank": rank, "votes": votes, "groups": groups}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        self.policy, self.rng, self.sigma, self.step, self.momentum = policy, rng, sigma, step, momentum
+        self.policy, self.rng, self.sigma, self.step = policy, rng, sigma, step
+        self.rate, self.momentum = rate, momentum
         self.rank, self.votes, self.groups, self.feedback = rank, votes, groups or 1, feedback
         self.starting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": groups is not None}
         self.parameters: Float32 = policy.initial(rng)
         self.subspace = subspaces.subspace(subspace, policy, self.parameters, penalty=penalty)
         self.m = np.zeros(subspaces.size(self.subspace.shapes), np.float32)
+        self.scale = 1.0  # a
 
     def iterate(self, budget: Budget) -> Metrics:
         """One step of ascent."""
         theta, sigma, L, beta, m = self.parameters, self.sigma, self.subspace, self.momentum, self.m
-        step, P = self.step(budget.iteration), budget.pairs_left
+        P = budget.pairs_left
         n = min(P, budget.trajectories_left // 2)  # trajectories of each sign: with more pairs, some are compared again
         directions = max(1, n // self.votes)
 
@@ -91,22 +99,22 @@ class PES:
         )
         between = (eps[i] + eps[j]) / 2  # eps_i; where there are more pairs, from theta - sigma L eps_i to eps_j
         if not answers.answered.any():
-            return {"step": step, "update_norm": 0.0}
+            return {"step": 0.0}
         g: Float32 = (scores[:, None] * between)[answers.answered].mean(axis=0, dtype=np.float32)
 
+        # a <- a exp(rate z),  z = sqrt(P) <g, m> / |m|
+        z = math.sqrt(answers.answered.sum()) * float(g @ m) / (_norm(m) or 1.0)
+        self.scale *= math.exp(self.rate * z)
+
         # m <- beta m + (1 - beta) g
-        agreement = _cosine(g, m)
         m = self.m = np.float32(beta) * m + np.float32(1 - beta) * g
 
-        # theta <- theta + step_t L m / rms(m)
-        if (length := _rms(m)) > 0:
-            self.parameters = theta + L.lift(np.float32(step / length) * m)
-        return {
-            "step": step,
-            "gradient_rms": _rms(g),
-            "agreement": agreement,
-            "update_norm": float(np.linalg.norm(self.parameters - theta)),
-        }
+        # theta <- theta + a step_t L m / rms(m)
+        step = self.scale * self.step(budget.iteration)
+        rms = _norm(m) / math.sqrt(len(m))
+        if rms > 0:
+            self.parameters = theta + L.lift(np.float32(step / rms) * m)
+        return {"step": step, "agreement": z, "gradient_norm": _norm(g), "update_norm": _norm(self.parameters - theta)}
 
     def _collect(self, budget: Budget, arms: Float32, n: int, directions: int) -> Behaviour:
         """n trajectories of each sign, in groups; arms [2 * directions, d] has those with a minus first."""
@@ -126,23 +134,18 @@ class PES:
         return {
             "parameters": self.parameters,
             "momentum": self.m,
+            "scale": self.scale,
             "subspace": self.subspace.state_dict(),
             "rng": self.rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.parameters, self.m = state["parameters"], state["momentum"]
+        self.parameters, self.m, self.scale = state["parameters"], state["momentum"], state["scale"]
         self.subspace.load_state_dict(state["subspace"])
         self.rng.bit_generator.state = state["rng"]
 
 
-def _rms(x: Float32) -> float:
-    """The root of the mean square."""
-    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
-
-
-def _cosine(x: Float32, y: Float32) -> float:
-    """The cosine of the angle between two vectors; 0 if one of them is 0."""
-    lengths = _rms(x) * _rms(y) * len(x)
-    return float(x @ y / lengths) if lengths > 0 else 0.0
+def _norm(x: Float32) -> float:
+    """|x|, in double precision."""
+    return float(np.linalg.norm(x.astype(np.float64)))

@@ -1,10 +1,8 @@
 """Where a search looks: a linear map L of k coordinates into the d parameters of a policy.
 
-    all     every weight and bias of the network
-    last    those of its last layer
+    all     every parameter: L is the identity
+    last    the weights and biases of the network's last layer
     linear  of the last layer, only what a linear map of the observation can express
-
-The log-std of a Gaussian policy is in none of them: with mean actions, no comparison says anything about it.
 
 The coordinates are those of matrices, one after the other, a bias being a matrix of one row. So a random direction can
 be of low rank.
@@ -52,7 +50,7 @@ def subspace(kind: Kind, policy: Policy, parameters: Float32, *, penalty: float)
     """The subspace of that name, for a search that begins at these parameters [d]."""
     if kind == "linear":
         return Linear(policy, parameters, penalty=penalty)
-    return Layers(policy, first=0 if kind == "all" else -1)
+    return Part(policy, last_layer=kind == "last")
 
 
 def size(shapes: Sequence[Shape]) -> int:
@@ -78,21 +76,21 @@ def draw(rng: np.random.Generator, shapes: Sequence[Shape], n: int, rank: int | 
     return np.concatenate(directions, axis=-1)
 
 
-class Layers:
-    """The weights and biases of some layers: L is the identity on them."""
+class Part:
+    """All parameters, or those of the last layer: L is the identity on them."""
 
     fitted = True
 
-    def __init__(self, policy: Policy, *, first: int) -> None:
-        everything = _shapes(policy.sizes)
-        self.shapes = everything[2 * first :]
-        self.begin, self.end = size(everything) - size(self.shapes), size(everything)
+    def __init__(self, policy: Policy, *, last_layer: bool) -> None:
+        network, rest = _shapes(policy.sizes), policy.size - size(_shapes(policy.sizes))
+        self.shapes = network[-2:] if last_layer else network + [(1, rest)] * (rest > 0)
+        self.begin = size(network[:-2]) if last_layer else 0
         self.parameters = policy.size
 
     def lift(self, coordinates: Float32) -> Float32:
         """The coordinates in their place, and zero elsewhere."""
         lifted = np.zeros((*coordinates.shape[:-1], self.parameters), np.float32)
-        lifted[..., self.begin : self.end] = coordinates
+        lifted[..., self.begin : self.begin + coordinates.shape[-1]] = coordinates
         return lifted
 
     def fit(self, parameters: Float32, behaviour: Behaviour) -> None:
@@ -119,7 +117,7 @@ class Linear:
         if penalty <= 0:
             raise ValueError(f"penalty must be positive, not {penalty}")
         self.policy, self.penalty = policy, penalty
-        self.last = Layers(policy, first=-1)
+        self.last = Part(policy, last_layer=True)
         self.shapes = [(policy.obs_size, policy.sizes[-1]), (1, policy.sizes[-1])]
         self._regress(parameters, np.random.default_rng(0).standard_normal((_ROWS, policy.obs_size), np.float32))
         self.fitted = False
@@ -144,7 +142,7 @@ class Linear:
 
     def _regress(self, parameters: Float32, x: Float32) -> None:
         """B [hidden, obs] and b [1, obs] from inputs x [n, obs]."""
-        *hidden, _, _ = _matrices(parameters[: self.last.end], _shapes(self.policy.sizes))
+        *hidden, _, _ = _matrices(parameters, _shapes(self.policy.sizes))
         relu = self.policy.export(parameters[None]).activation == "relu"
         h = x.astype(np.float64)
         for W, b in zip(hidden[::2], hidden[1::2], strict=True):
@@ -169,7 +167,7 @@ def _shapes(sizes: Sequence[int]) -> list[Shape]:
 
 
 def _matrices(coordinates: Float32, shapes: Sequence[Shape]) -> list[Float32]:
-    """Matrices [..., rows, columns] of coordinates [..., k]."""
+    """Matrices [..., rows, columns] of coordinates [..., k]; more coordinates are left out."""
     ends = np.cumsum([rows * columns for rows, columns in shapes])
-    parts = np.split(coordinates, ends[:-1], axis=-1)
+    parts = np.split(coordinates, ends, axis=-1)[:-1]
     return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,157 @@
+"""Measure what the ingredients of a search agent are worth, and write the tables of docs/search.md.
+
+    python docs/search.py run STUDY ... [--runs docs/search.csv]     every run that is not yet in the file
+    python docs/search.py table [STUDY ...] [--runs docs/search.csv]
+
+A study is a design: which settings are drawn, and from what. In every study each run has a seed of its own and draws
+all its settings at random, balanced, so that every run speaks about every setting; an effect is from least squares on
+all settings at once. A run is `python -m pbrl.train` with the settings that stand in its line of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from scipy import stats
+
+from pbrl.run.training import TrainingRun
+
+COLUMNS = ["study", "seed", "settings", "evaluations", "result", "collected", "seconds"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that differ in settings drawn at random."""
+
+    fixed: Sequence[str]  # settings of all runs
+    drawn: Mapping[str, Mapping[str, Sequence[str]]]  # choice -> level -> its settings
+    runs: int
+    first_seed: int
+
+    def jobs(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
+        """Seed, settings and levels of each run: every level of a choice equally often, in random order."""
+        rng = np.random.default_rng(self.first_seed)
+        columns = {choice: rng.permutation(np.resize(list(levels), self.runs)) for choice, levels in self.drawn.items()}
+        for n in range(self.runs):
+            levels = {choice: str(column[n]) for choice, column in columns.items()}
+            settings = [setting for choice, level in levels.items() for setting in self.drawn[choice][level]]
+            yield self.first_seed + n, [*self.fixed, *settings], levels
+
+
+SHORT_CHEETAH = ["env=cheetah_run", "env.steps=250", "iterations=61"]
+SUBSPACES = {
+    "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02", "agent.step.minimum=0.002"],
+    "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05", "agent.step.minimum=0.005"],
+    "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05", "agent.step.minimum=0.005"],
+}
+NORMALISED = {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]}
+STUDIES = {
+    "where": Study(
+        fixed=["agent=pes", *SHORT_CHEETAH],
+        drawn={
+            "subspace": SUBSPACES,
+            "normalised": NORMALISED,
+            "groups": {"1": ["agent.groups=1"], "4": ["agent.groups=4"], "none": ["agent.groups=null"]},
+            "momentum": {"0": ["agent.momentum=0"], "0.5": ["agent.momentum=0.5"], "0.8": ["agent.momentum=0.8"]},
+        },
+        runs=18,
+        first_seed=100,
+    ),
+}
+
+
+def run(name: str, path: Path) -> None:
+    """All runs of a study that are not in the file."""
+    done = {(row["study"], row["settings"]) for row in rows(path)}
+    for seed, settings, _ in STUDIES[name].jobs():
+        settings = [*settings, f"seed={seed}"]
+        if (name, " ".join(settings)) in done:
+            continue
+        begin = time.process_time()
+        evaluations, collected = train(settings)
+        row = {
+            "study": name,
+            "seed": seed,
+            "settings": " ".join(settings),
+            "evaluations": " ".join(f"{iteration}:{value:.1f}" for iteration, value in evaluations.items()),
+            "result": f"{np.mean(list(evaluations.values())[-2:]):.1f}",
+            "collected": f"{collected:.1f}",
+            "seconds": f"{time.process_time() - begin:.0f}",
+        }
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+        print(*row.values(), flush=True)
+
+
+def train(settings: list[str]) -> tuple[dict[int, float], float]:
+    """Evaluations by iteration, and the mean return of the trajectories of the last five iterations."""
+    fixed = ["threads=1", "evaluation.every=10", "preference_log=false", "wandb.mode=disabled"]
+    named = ["name=search", "folder=none", *(f"choices.{each}=none" for each in ("agent", "env", "oracle"))]
+    with initialize_config_module("conf"):
+        config = compose("train", overrides=[*settings, *fixed, *named])
+    training: Any = TrainingRun(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    metrics = [training.iterate(iteration) for iteration in range(training.iterations)]
+    evaluations = {int(each["iteration"]): each["eval_return"] for each in metrics if "eval_return" in each}
+    return evaluations, float(np.mean([each["return_mean"] for each in metrics[-5:]]))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """What has been run."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def table(name: str, path: Path) -> None:
+    """Each level's mean over the runs that had it, and its effect against the choice's first level, at 95 %."""
+    study = STUDIES[name]
+    results = {row["settings"]: float(row["result"]) for row in rows(path) if row["study"] == name}
+    jobs = [(levels, " ".join([*settings, f"seed={seed}"])) for seed, settings, levels in study.jobs()]
+    done = [(levels, results[settings]) for levels, settings in jobs if settings in results]
+    contrasts = [(choice, level) for choice, levels in study.drawn.items() for level in list(levels)[1:]]
+    X = np.array([[1.0, *(levels[choice] == level for choice, level in contrasts)] for levels, _ in done])
+    y = np.array([value for _, value in done])
+    effects, *_ = np.linalg.lstsq(X, y, rcond=None)
+    freedom = len(y) - X.shape[1]
+    half = np.full(len(effects), np.nan)
+    if freedom > 2:
+        variance = ((y - X @ effects) ** 2).sum() / freedom * np.linalg.pinv(X.T @ X).diagonal()
+        half = stats.t.ppf(0.975, freedom) * np.sqrt(variance)
+    print(f"\n{name}: {len(done)} runs\n\n| choice | level | mean | effect |\n|---|---|--:|--:|")
+    for choice, levels in study.drawn.items():
+        for level in levels:
+            values = [value for drawn, value in done if drawn[choice] == level]
+            effect = ""
+            if (choice, level) in contrasts:
+                where = 1 + contrasts.index((choice, level))
+                effect = f"{effects[where]:+.0f} ± {half[where]:.0f}"
+            print(f"| {choice} | {level} | {np.mean(values):.0f} | {effect} |")
+
+
+def main() -> None:
+    """Run, or tabulate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("studies", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    parser.add_argument("--runs", type=Path, default=Path("docs/search.csv"))
+    options = parser.parse_args()
+    for name in options.studies:
+        (run if options.what == "run" else table)(name, options.runs)
+
+
+if __name__ == "__main__":
+    main()
