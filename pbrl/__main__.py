@@ -13,6 +13,7 @@ PROGRAMS = {
     "report": "figures, tables and one HTML page of finished runs",
     "play": "a video of what a run has learnt; --pair: two trajectories and the teacher's answer",
     "audit": "what a teacher really does: rates, agreement, calibration",
+    "reference": "the reference runs that are missing, and the pages made of them",
     "ridge": "the paper's synthetic experiment, and its peers",
     "finetune": "the paper's language-model experiment; also finetune.dimension, finetune.report, finetune.bench",
     "bench": "how fast everything is, beside its limit",

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = {"types", "policy", "network", "normaliser", "threads", "search", "ledger"}
+CORE = {"types", "policy", "network", "normaliser", "seeds", "threads", "search", "ledger"}
 ROOMS = ["core", "simulation", "run", "report"]  # each may import those before it, and itself
-PROGRAMS = {"train", "play", "audit", "doctor", "ridge", "finetune", "bench", "label", "__main__"}
+PROGRAMS = {"train", "play", "audit", "doctor", "ridge", "finetune", "bench", "label", "reference", "__main__"}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("pbrl", "agents", "oracles")

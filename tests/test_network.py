@@ -28,10 +28,7 @@ def problem(rows: int, sizes: tuple[int, ...], seed: int = 0) -> tuple[Tensor, l
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    layers = [
-        ((normal(n, m) / n**0.5).requires_grad_(), normal(m).requires_grad_())
-        for n, m in pairwise(sizes)
-    ]
+    layers = [((normal(n, m) / n**0.5).requires_grad_(), normal(m).requires_grad_()) for n, m in pairwise(sizes)]
     return normal(rows, sizes[0]).requires_grad_(), layers, normal(rows, sizes[-1])
 
 
