@@ -25,6 +25,7 @@ import stable_baselines3
 import torch
 from gymnasium.spaces import Box
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
@@ -176,7 +177,8 @@ class PPO:
             mlp(obs, [(layer.weight.T, layer.bias) for layer in layers], "tanh", self.pool)
             for layers in (self.actor, self.critic)
         )
-        distribution = self.network.action_dist.proba_distribution(mean, self.network.log_std)
+        # One of its own for each call: threads must not share it.
+        distribution = DiagGaussianDistribution(self.policy.act_size).proba_distribution(mean, self.network.log_std)
         return V, distribution.log_prob(actions), distribution.entropy()
 
     def save_sb3(self, path: str | Path) -> None:

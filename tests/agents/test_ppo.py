@@ -1,5 +1,6 @@
 """PPO: advantages by hand, the actor as a flat vector, learning rates, and Stable-Baselines3 reading the result."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import gymnasium
@@ -206,3 +207,16 @@ def test_saving_for_stable_baselines_changes_nothing(tmp_path):
 def test_settings_that_make_no_sense_fail_by_name(setting):
     with pytest.raises(ValueError, match=setting):
         make(**{setting: 0})
+
+
+def test_threads_do_not_disturb_each_other_when_log_probabilities_are_computed():
+    """Each trajectory is evaluated by itself, many at a time, many times over."""
+    ppo, collected = make(), behaviour(n=64)
+    theta = torch.from_numpy(ppo.parameters)
+    expected = ppo.policy.log_probability(
+        theta, torch.tensor(collected.observations[:, :-1]), torch.tensor(collected.actions)
+    )
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            _, log_pi = ppo._evaluate(collected, collected.observations, pool)
+            np.testing.assert_allclose(log_pi, expected, atol=1e-5)

@@ -161,7 +161,7 @@ def test_the_interval_is_students() -> None:
         ("~experiment.optimizers.ncrs.directions", "ncrs has missing or unknown settings: directions"),
         ("~experiment.optimizers.ncrs.rule", "ncrs needs either a rule or an optimizer"),
         ("~experiment.optimizers.saha_2025.optimizer.radius", "radius"),
-        ("experiment.optimizers.ncrs.rule._target_=mine.Rule", r"If it is yours, add allow=\[mine\]"),
+        ("experiment.optimizers.ncrs.rule._target_=mine.Rule", r"if you trust the package, add allow=\[mine\]"),
         ("experiment.oracles.uniform_margin.oracle.p=0.7", r"\(0, 1/2\], not 0.7"),
         (
             "experiment.oracles.confidence.theorem='3.6'",
