@@ -103,10 +103,9 @@ class DPO:
             return L.detach(), gradient, _kl(log_ratio.detach())
 
         batches = [self.rng.permutation(answered)[: self.batch_pairs].tolist() for _ in range(self.gradient_steps)]
-        with workers() as pool, torch.no_grad():
-            later = [pair for pair in steps if pair not in batches[0]]
-            log_ref |= zip(later, pool.map(log_pi, later), strict=True)
         with workers() as pool:
+            later = [pair for pair in steps if pair not in batches[0]]
+            log_ref |= zip(later, pool.map(torch.no_grad()(log_pi), later), strict=True)
             # a few Adam steps on batches of the answered pairs, minimising the mean of L
             for batch in batches:
                 looks = zip(*pool.map(look_at, batch), strict=True)

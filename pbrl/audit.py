@@ -25,6 +25,7 @@ from scipy.stats import binomtest
 
 from pbrl.run.preference_log import answers_of, read
 from pbrl.run.settings import instantiate
+from pbrl.seeds import streams
 from pbrl.types import Answers, Bool, Float64, Oracle, Question, Reason
 
 if TYPE_CHECKING:  # anything with its `collect` will do
@@ -204,15 +205,15 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
     """Ask the configured teacher, called by its preset's name."""
     from pbrl.simulation.simulator import Simulator  # the physics takes a while to import
 
-    simulation, teaching, asking = np.random.SeedSequence(cfg.seed).spawn(3)
-    simulator = Simulator(cfg.env.name, seed=simulation, steps=cfg.env.steps)
+    stream = streams(cfg.seed, "simulation", "teacher", "questions")
+    simulator = Simulator(cfg.env.name, seed=stream["simulation"], steps=cfg.env.steps)
     answers = ask(
-        instantiate(cfg.oracle, rng=np.random.default_rng(teaching)),
+        instantiate(cfg.oracle, rng=np.random.default_rng(stream["teacher"])),
         simulator,
         instantiate(cfg.policy, obs_size=simulator.obs_size, act_size=simulator.act_size),
         trajectories=cfg.trajectories,
         pairs=cfg.pairs,
-        rng=np.random.default_rng(asking),
+        rng=np.random.default_rng(stream["questions"]),
     )
     title = f"oracle={name} env={cfg.env.name}"
     write(answers, Path("runs", "audit", cfg.env.name, name), title=title, bins=cfg.bins)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -89,17 +89,17 @@ class Budget:
     @property
     def trajectories_left(self) -> int:
         """How many trajectories can still be collected in this iteration."""
-        return _LEDGERS[self].trajectories_left
+        return _LEDGERS[self].left(self)["trajectories"]
 
     @property
     def pairs_left(self) -> int:
         """How many pairs can still be compared in this iteration."""
-        return _LEDGERS[self].pairs_left
+        return _LEDGERS[self].left(self)["pairs"]
 
     @property
     def bits_left(self) -> int:
         """How many answers can still be had in this iteration: one for each expert asked about a pair."""
-        return _LEDGERS[self].bits_left
+        return _LEDGERS[self].left(self)["bits"]
 
     def collect(
         self,
@@ -128,6 +128,7 @@ class Budget:
         _LEDGERS[self]._note(self, numbers)
 
 
+# Kept apart from the budgets, so that nothing an agent holds leads to the ledger.
 _LEDGERS: WeakKeyDictionary[Budget, Ledger] = WeakKeyDictionary()
 
 
@@ -170,12 +171,12 @@ class Ledger:
         self._counts.update(pairs_skipped=0, pairs_equal=0, bits=0)
         self._remembered: list[Trajectories] = []  # in the order of their numbers; none of them empty
         self._iteration = -1
-        self._budget: Budget | None = None
+        self._budget: ref[Budget] | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Forget what belongs to one iteration."""
-        self._collections: list[tuple[Behaviour, Float64]] = []  # what agents hold, and the returns [N] of it
+        self._collections: list[tuple[Behaviour, Float64]] = []  # what was observed, and the returns [N] of it
         self._answers: list[Answers] = []
         self._bits_asked = 0
         self._noted: dict[str, float] = {}
@@ -187,9 +188,16 @@ class Ledger:
             raise BudgetError(f"iteration {iteration} has had its budget: {self._iteration} was the last")
         self._iteration = iteration
         self._begin()
-        self._budget = Budget(iteration)
-        _LEDGERS[self._budget] = self
-        return self._budget
+        budget = Budget(iteration)
+        self._budget = ref(budget)  # weakly: nothing but the budget keeps a ledger that is no longer used
+        _LEDGERS[budget] = self
+        return budget
+
+    def left(self, budget: Budget) -> dict[str, int]:
+        """What a budget still covers: nothing, once its iteration is over."""
+        if not self._is_current(budget):
+            return {"trajectories": 0, "pairs": 0, "bits": 0}
+        return {"trajectories": self.trajectories_left, "pairs": self.pairs_left, "bits": self.bits_left}
 
     @property
     def trajectories_left(self) -> int:
@@ -252,11 +260,11 @@ class Ledger:
                 keep=tuple(sorted(needed)),
             )
         number = self._counts["trajectories"] + np.arange(len(trajectories))
-        behaviour = read_only(trajectories.without_rewards(number, [*needed]))
-        self._collections.append((behaviour, trajectories.returns))
+        observed = read_only(trajectories.without_rewards(number, ["observations"]))
+        self._collections.append((observed, trajectories.returns))
         self._remember(replace(trajectories, number=number))
         self._counts.update(trajectories=len(trajectories), env_steps=int(trajectories.lengths.sum()))
-        return behaviour
+        return read_only(trajectories.without_rewards(number, keep))
 
     def _remember(self, new: Trajectories) -> None:
         """Keep the true rewards, and the actions where the oracle looks at behaviour; forget the oldest."""
@@ -366,8 +374,11 @@ class Ledger:
             bits=int(answers.bits.sum()),
         )
 
+    def _is_current(self, budget: Budget) -> bool:
+        return self._budget is not None and self._budget() is budget
+
     def _check_budget(self, budget: Budget) -> None:
-        if budget is not self._budget:
+        if not self._is_current(budget):
             raise BudgetError(f"the budget of iteration {budget.iteration} is void: it is over")
 
     @contextmanager
@@ -391,7 +402,7 @@ class Ledger:
                     f"{name} has shape {np.shape(value)}: it must be one number, or one for each of the "
                     f"{len(returns)} trajectories of this iteration"
                 )
-            if min(returns.std(), np.std(value)) > 0:
+            if min(returns.std(), np.std(value)) > 0 and np.isfinite(value).all():
                 self._noted[f"{name}_correlation"] = float(np.corrcoef(returns, value)[0, 1])
 
     def _returns(self) -> Float64:
@@ -451,7 +462,7 @@ class Ledger:
             metrics["return_std"] = float(returns.std())
             metrics["diverged"] = float(sum(behaviour.diverged.sum() for behaviour, _ in self._collections))
         metrics |= self._noted
-        if self._answers:
+        if self._answers and np.isfinite(self._answers[-1].tau):
             metrics["teacher_tau"] = self._answers[-1].tau
         if decided := sum(answers.decided.sum() for answers in self._answers):
             metrics["teacher_error_rate"] = float(sum(answers.wrong.sum() for answers in self._answers) / decided)

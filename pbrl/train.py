@@ -10,6 +10,7 @@ The same command continues an unfinished run and leaves a finished one alone.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ import hydra
 import torch
 import yaml  # type: ignore[import-untyped]
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import execution_whitelist
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.logging import RichHandler
 
 import conf
@@ -33,7 +35,7 @@ from pbrl.run.folder import is_finished, lock, prepare
 from pbrl.run.job import ALREADY_FINISHED, FINISHED, in_sweep, owns_terminal, run_job, stop_signal
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, columns, read
-from pbrl.run.settings import ConfigurationError, check, suggest
+from pbrl.run.settings import ConfigurationError, check, composition_message, suggest
 from pbrl.run.summary import summarise
 from pbrl.run.training import TrainingRun
 from pbrl.simulation import native, tasks
@@ -149,8 +151,12 @@ def command() -> None:
         sweep.check_plugins(sys.argv[1:])
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
-    with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
-        main()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it cannot compose, and we say it shorter
+    try:
+        with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
+            main()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SystemExit(f"pbrl.train: {composition_message(error, sys.argv[1:], 'train')}") from None
 
 
 if __name__ == "__main__":

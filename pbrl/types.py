@@ -89,6 +89,7 @@ AnyBehaviour = TypeVar("AnyBehaviour", bound=Behaviour)
 
 def join(parts: Sequence[AnyBehaviour]) -> AnyBehaviour:
     """Several collections as one, in the order of their trajectories' numbers."""
+    parts = sorted(parts, key=lambda part: int(part.number[0]))
     columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
     joined: dict[str, Any] = {
         name: None if column[0] is None else np.concatenate(column) for name, column in columns.items()

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pbrl.normaliser import Normaliser
 from pbrl.policy import GaussianPolicy
-from tests.agents.toy import POLICY, behaviour, make, pairs_of, preferences
+from tests.agents.toy import POLICY, StubBudget, behaviour, make, preferences
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
@@ -68,4 +68,4 @@ def test_ppo_on_normalised_observations_is_ppo_on_those_observations(tmp_path: o
     action, _ = stable_baselines3.PPO.load(tmp_path / "policy.zip", device="cpu").predict(obs, deterministic=True)  # type: ignore[operator]
     expected = one.policy.mean_actions(one.parameters, obs)
     assert_allclose(action, np.clip(expected, -1, 1), atol=1e-4)
-    assert one.tell(pairs_of(seen), preferences(np.full(8, 0.9)))
+    assert one.iterate(StubBudget(preferences(np.full(8, 0.9)), collected=seen))

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from oracles.oracle import Answers
 from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
-from pbrl.play import incumbent, main, settings, verdict
+from pbrl.play import current_policy, main, verdict
 from pbrl.policy import GaussianPolicy
 from pbrl.run.films import kept_policy
 from pbrl.simulation import gl, tasks, video
 from pbrl.simulation.simulator import Simulator
 from pbrl.train import command
-from pbrl.types import Preferences
+from pbrl.types import Answers, Preferences
 
 ROOT = Path(__file__).parent.parent
 STEPS = 40
@@ -94,10 +93,10 @@ def studio(monkeypatch: pytest.MonkeyPatch) -> Studio:
 
 
 def collected(run: Path, *, seed: int = 0, mean_actions: bool = True, rows: int = 1) -> Any:
-    """What the run's last incumbent does."""
+    """What the run's last policy does."""
     simulator = Simulator("cartpole_swingup", seed=seed, steps=STEPS)
     policy = policy_of(simulator)
-    _, parameters = incumbent(run, settings(run), policy, None)
+    _, parameters = current_policy(run, None)
     return simulator.collect(policy, parameters[None], np.zeros(rows, np.int64), iteration=0, mean_actions=mean_actions)
 
 
@@ -224,19 +223,18 @@ def test_answers_in_words() -> None:
     assert verdict(answers(label=0.5, answered=False)) == ("the teacher skips this pair: both are too poor", None)
 
 
-# ------------------------------------------------------------------------------------------- which incumbent
+# ------------------------------------------------------------------------------------------- which policy
 
 
 def test_an_iteration_is_that_of_its_checkpoint(run: Path, tmp_path: Path) -> None:
-    policy = policy_of(Simulator("cartpole_swingup", seed=0))
     shorter = train(tmp_path / "shorter", "iterations=4")
-    last, parameters = incumbent(run, settings(run), policy, None)
-    earlier, earlier_parameters = incumbent(run, settings(run), policy, 3)
-    of_shorter, parameters_of_shorter = incumbent(shorter, settings(shorter), policy, None)
+    last, parameters = current_policy(run, None)
+    earlier, earlier_parameters = current_policy(run, 3)
+    of_shorter, parameters_of_shorter = current_policy(shorter, None)
     assert (last, earlier, of_shorter) == (5, 3, 3)
     np.testing.assert_array_equal(earlier_parameters, parameters_of_shorter)
     shutil.rmtree(run / "checkpoint")
-    np.testing.assert_array_equal(incumbent(run, settings(run), policy, 5)[1], parameters)
+    np.testing.assert_array_equal(current_policy(run, 5)[1], parameters)
 
 
 def test_an_iteration_that_waits_for_its_video_is_found(run: Path) -> None:
@@ -245,7 +243,7 @@ def test_an_iteration_that_waits_for_its_video_is_found(run: Path) -> None:
     parameters = {"parameters": np.arange(policy.size, dtype=np.float32)}
     save_file(parameters, kept_policy(run, 2), {"iteration": "2"})
     (run / "policy.safetensors").unlink()  # a run has none before its first checkpoint
-    found, filmed = incumbent(run, settings(run), policy, 2)
+    found, filmed = current_policy(run, 2)
     assert found == 2
     np.testing.assert_array_equal(filmed, parameters["parameters"])
 

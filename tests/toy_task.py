@@ -9,16 +9,22 @@ import numpy as np
 from pbrl.policy import GaussianPolicy
 from pbrl.types import Float32, Int64, Trajectories
 
+OBS, ACT, STEPS = 3, 2, 20
 TARGET = np.array([0.8, -0.6])
 
 
 class ToySimulator:
-    """Stands in for `pbrl.simulation.simulator.Simulator`: two actions, three observations drawn anew at each step."""
+    """Stands in for `pbrl.simulation.simulator.Simulator`: two actions, three observations drawn anew at each step.
 
-    task, obs_size, act_size = "toy", 3, 2
+    `collected` is what it returned, true rewards included.
+    """
 
-    def __init__(self, seed: int | np.random.SeedSequence, steps: int = 20) -> None:
+    task, obs_size, act_size = "toy", OBS, ACT
+    action_bounds = (np.full(ACT, -1.0), np.full(ACT, 1.0))
+
+    def __init__(self, seed: int | np.random.SeedSequence, steps: int = STEPS) -> None:
         self.steps = steps
+        self.collected: list[Trajectories] = []
         self._seed = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
 
     def collect(
@@ -34,24 +40,28 @@ class ToySimulator:
         keep: Collection[str] = (),
     ) -> Trajectories:
         n, steps = len(assignment), self.steps
-        observations = np.empty((n, steps + 1, 3), np.float32)
-        noise = np.empty((n, steps, 2), np.float32)
+        observations = np.empty((n, steps + 1, OBS), np.float32)
+        noise = np.empty((n, steps, ACT), np.float32)
         for row in range(n):
             key = (*self._seed.spawn_key, iteration, first_trajectory + row)
             stream = np.random.default_rng(np.random.SeedSequence(self._seed.entropy, spawn_key=key))
-            observations[row] = stream.standard_normal((steps + 1, 3))
-            noise[row] = stream.standard_normal((steps, 2))
-        flat = observations[:, :-1].reshape(-1, 3)
-        actions = policy.mean_actions(parameters, flat, np.repeat(assignment, steps)).reshape(n, steps, 2)
+            observations[row] = stream.standard_normal((steps + 1, OBS))
+            noise[row] = stream.standard_normal((steps, ACT))
+        flat = observations[:, :-1].reshape(-1, OBS)
+        actions = policy.mean_actions(parameters, flat, np.repeat(assignment, steps)).reshape(n, steps, ACT)
         if not mean_actions:
-            actions = actions + np.exp(parameters[assignment, None, -2:]) * noise
-        rewards = np.exp(-((actions.astype(np.float64) - TARGET) ** 2).sum(axis=2))
-        return Trajectories(
-            policy=np.asarray(assignment),
-            lengths=np.full(n, steps),
-            diverged=np.zeros(n, np.bool_),
-            start=np.stack([np.full(n, iteration), first_trajectory + np.arange(n), np.arange(n)], axis=1),
-            observations=observations if "observations" in keep else None,
-            actions=actions if "actions" in keep else None,
-            task_rewards=rewards,
+            actions = actions + np.exp(parameters[assignment, None, -ACT:]) * noise
+        number = first_trajectory + np.arange(n)
+        self.collected.append(
+            Trajectories(
+                policy=np.array(assignment),
+                lengths=np.full(n, steps),
+                diverged=np.zeros(n, np.bool_),
+                start=np.stack([np.full(n, iteration), number, number], axis=1),
+                number=number,
+                observations=observations if "observations" in keep else None,
+                actions=actions if "actions" in keep else None,
+                task_rewards=np.exp(-((actions.astype(np.float64) - TARGET) ** 2).sum(axis=2)),
+            )
         )
+        return self.collected[-1]

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from pbrl.finetune import language, paraphrases, pretrained
 from pbrl.finetune.language import Batch, CosineHead, LanguageModel, Reader, States, Tokens
 from pbrl.finetune.paraphrases import Data, Example
+from pbrl.seeds import as_number, streams
 from pbrl.types import Float32
 
 GIB = 2**30
@@ -189,9 +190,11 @@ def build(
     The new weights and the minibatches depend on the seed. The split into training and validation examples does not, so
     that all runs of a setting are evaluated on the same examples.
     """
-    weights, order = np.random.SeedSequence(seed).generate_state(2)
+    stream = streams(seed, "weights", "minibatches")
     tuned = {"tuned_layers": model["tuned_layers"], "tune_embeddings": model["tune_embeddings"]}
-    loaded, reader = pretrained.load(**{k: v for k, v in model.items() if k not in tuned}, seed=int(weights))
+    loaded, reader = pretrained.load(
+        **{k: v for k, v in model.items() if k not in tuned}, seed=as_number(stream["weights"])
+    )
     data = paraphrases.load(**task, rng=np.random.default_rng(0))
     return Problem(
         loaded,
@@ -204,5 +207,5 @@ def build(
         cache_gib=cache_gib,
         cache_folder=cache_folder,
         device=device,
-        seed=int(order),
+        seed=as_number(stream["minibatches"]),
     )

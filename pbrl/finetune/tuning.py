@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
@@ -39,6 +38,7 @@ from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError
 from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate, suggest
+from pbrl.seeds import as_number, streams
 from pbrl.threads import cores
 
 
@@ -72,12 +72,12 @@ class Tuning:
         self.digest = digest(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
         self.iterations, self.evaluate_every, self.keep_weights = cfg.iterations, cfg.evaluation.every, cfg.keep_weights
         self.problem = build_problem(cfg)
-        directions = int(np.random.SeedSequence(cfg.seed).generate_state(3)[2])  # the first two: build_problem's
+        stream = streams(cfg.seed, "weights", "minibatches", "directions")  # the first two are the problem's
         self.tuner = instantiate(
             cfg.method,
             allow=cfg.allow,
             parameters=self.problem.tuned,
-            seed=directions,
+            seed=as_number(stream["directions"]),
             threads=cfg.threads or cores(),
         )
         self.best = 0.0  # best accuracy so far

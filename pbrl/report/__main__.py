@@ -1,6 +1,7 @@
 """From runs to figures, tables and one HTML page.
 
     python -m pbrl.report runs/ [more folders] [--agents ncrs,zpg] [--tasks walker_walk] [--title "My runs"]
+                          [--reference]      beside the reference results
 
 A run's final return is the mean of the last tenth of its `return_mean`. Runs are told apart by task, agent (`name` in
 their settings), teacher (the oracle's preset and what was changed of it) and seed. Unfinished runs count as far as
@@ -19,6 +20,7 @@ from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output
 from pbrl.report.ledger import every_run, ledger
+from pbrl.report.reference import RESULTS, NoResultsError, find_reference, reference_section
 from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
 from pbrl.report.tables import Bootstrap, aggregates, headline, names, select
@@ -33,9 +35,13 @@ def report(
     *,
     title: str = "pbrl report",
     threshold: float = 0.5,
+    results: Path | None = None,
     **selection: Sequence[str],
 ) -> None:
-    """Find the runs and write everything about them; `agent` and `task` select runs by name, all if empty."""
+    """Find the runs and write everything about them; `agent` and `task` select runs by name, all if empty.
+
+    results: the folder of the reference runs that they are put beside; None: they are not.
+    """
     runs, left_out = find(folders)
     if not runs:
         reasons = "".join(f"\n  {printable(str(folder))}: {reason}" for folder, reason in left_out.items())
@@ -51,6 +57,7 @@ def report(
     runs = [run for run in runs if all(getattr(run, kind) in wanted for kind, wanted in selection.items() if wanted)]
     if not runs:
         raise SystemExit("pbrl.report: no run has one of these agents and one of these tasks")
+    reference, problems = find_reference(results) if results is not None else ([], [])
     output = Output(output_folder, Console(width=None if Console().is_terminal else 132))
     looks = styles(names(runs, "agent"))
     sections, headlines = {}, []
@@ -59,12 +66,16 @@ def report(
         group = select(runs, teacher=teacher)
         sections[f"Teacher: {teacher}"] = teacher_section(group, teacher, looks, bootstrap, output, threshold)
         headlines.append(headline(aggregates(group, teacher, bootstrap), teacher))
+    if reference:
+        sections["Beside the reference"], standings, refused = reference_section(runs, reference, bootstrap, output)
+        headlines += standings
+        problems += refused
     sections["Robustness"] = robustness_section(runs, bootstrap, output)
     sections["Ledger"] = output.table(ledger(runs), show=True)
     sections["How this was made"] = made_section(runs)
     output.table(every_run(runs))
     output.write_csv()
-    warnings = remarks(runs, left_out)
+    warnings = remarks(runs, left_out) + problems
     summary = ", ".join(
         f"{len(found)} {kind}{'' if len(found) == 1 else 's'}"
         for kind in ("agent", "task", "teacher")
@@ -92,6 +103,8 @@ def main() -> None:
     parser.add_argument("--tasks", default="", help="only these: walker_walk,cheetah_run")
     parser.add_argument("--title", default="pbrl report", help="of the page (pbrl report)")
     parser.add_argument("--threshold", type=float, default=0.5, help="score whose first iteration is shown (0.5)")
+    parser.add_argument("--reference", action="store_true", help="put them beside the results that come with pbrl")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of those results, if it is another")
     arguments = parser.parse_args()
     if arguments.resamples < 1:
         parser.error(f"--resamples must be at least 1, not {arguments.resamples}")
@@ -105,9 +118,12 @@ def main() -> None:
             Bootstrap(arguments.resamples, arguments.seed),
             title=arguments.title,
             threshold=arguments.threshold,
+            results=arguments.results if arguments.reference else None,
             agent=[name for name in arguments.agents.split(",") if name],
             task=[name for name in arguments.tasks.split(",") if name],
         )
+    except NoResultsError as error:
+        raise SystemExit(f"pbrl.report: {error}") from None
     except OSError as error:
         raise SystemExit(f"pbrl.report: {error.strerror}: {error.filename}") from None
 

@@ -27,6 +27,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 DASHES = ["-", "--", "-."]
 # These agents have the same colour in every report.
 OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "random": 6}
+REFERENCE = " (reference)"  # after the name of an agent of the reference: its colour, dashed
 WARNING = "#B03A00"
 THRESHOLDS = np.linspace(0.0, 1.0, 101)
 STYLE: dict[Any, Any] = {
@@ -68,6 +69,8 @@ def styles(agents: Sequence[str]) -> Looks:
     every = [(colour, dash) for dash in DASHES for colour in COLOURS]
     others = [look for i, look in enumerate(every) if i not in OWN_COLOURS.values()]
     taken: dict[str, tuple[str, str]] = {name: every[i] for name, i in OWN_COLOURS.items() if name in agents}
+    dashed = {f"{name}{REFERENCE}": every[len(COLOURS) + i] for name, i in OWN_COLOURS.items()}
+    taken |= {name: look for name, look in dashed.items() if name in agents}
     for agent in sorted({*agents} - {*taken}):
         first = int(digest(agent), 16) % len(others)
         order = others[first:] + others[:first]

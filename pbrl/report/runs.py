@@ -180,14 +180,15 @@ def _settings(path: Path) -> dict[str, Any]:
     except ConfigurationError as error:
         raise NotARunError(f"its config.yaml cannot be read: {error}") from None
     try:
-        _check_settings(settings)
+        check_settings(settings)
     except (LookupError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise NotARunError(f"its config.yaml is not one that pbrl.train wrote: {reason}") from None
     return dict(settings)
 
 
-def _check_settings(settings: Any) -> None:
+def check_settings(settings: Any) -> None:
+    """Refuse settings that a report cannot use."""
     if not isinstance(settings, dict):
         raise TypeError("it is not a list of settings")
     for group in ("agent", "oracle"):

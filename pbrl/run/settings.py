@@ -5,6 +5,7 @@ A configuration is data. What it names in a `_target_` is imported only if it be
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
+from hydra import compose, initialize_config_module
 from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import OmegaConf
@@ -153,6 +155,27 @@ def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
                 raise ConfigurationError(f"there is no {group} {value!r}; did you mean {', '.join(near)}?")
 
 
+def composition_message(error: Exception, arguments: Sequence[str], program: str) -> str:
+    """What Hydra could not compose, in a sentence, with a near match for a setting that does not exist."""
+    text = str(error)
+    found = re.match(r"Could not override '([\w.@/]+)'", text)
+    if found is None:
+        return " ".join(text.split("\n\n")[0].split())
+    path, groups = found[1], [each for each in arguments if re.fullmatch(r"(agent|env|oracle)=\w+", each)]
+    with contextlib.suppress(Exception), initialize_config_module("conf"):
+        known = _paths(OmegaConf.to_container(compose(program, overrides=groups)))
+        near = [each for each in known if each.rpartition(".")[0] == path.rpartition(".")[0]]
+        return f"{path}: unknown setting{_did_you_mean(path, near)}"
+    return f"{path}: unknown setting"
+
+
+def _paths(node: Any, path: str = "") -> list[str]:
+    """The full names of all settings."""
+    if not isinstance(node, Mapping):
+        return [path]
+    return [path, *(each for key, value in node.items() for each in _paths(value, f"{path}.{key}".lstrip(".")))]
+
+
 # Checks
 
 
@@ -161,6 +184,9 @@ def check(settings: Mapping[str, Any]) -> None:
     for key in settings:
         if key not in known_settings():
             raise ConfigurationError(f"{key}: unknown setting{_did_you_mean(key, known_settings())}")
+    for name in ("agent", "env", "oracle", "evaluation", "calibration", "video", "wandb", "choices"):
+        if not isinstance(settings[name], Mapping):
+            raise ConfigurationError(f"{name} is a group of settings, such as {name}.x=..., not {settings[name]!r}")
     for name in ("iterations", "pairs", "checkpoint_every"):
         _at_least(settings, name, 1)
     _at_least(settings, "trajectories", 2)

@@ -16,6 +16,7 @@ from pbrl.policy import Policy
 from pbrl.run.policy_file import save_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.settings import ConfigurationError, build, digest, resolve
+from pbrl.seeds import streams
 from pbrl.simulation import tasks
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent, Oracle
@@ -31,22 +32,23 @@ class TrainingRun:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.folder = Path(settings["folder"])
+        self.seed: int = settings["seed"]
         self.digest = digest(settings)
         self.iterations: int = settings["iterations"]
         self.evaluation_settings: Mapping[str, Any] = settings["evaluation"]
         self.calibration_trajectories: int = settings["calibration"]["trajectories"]
         allow = settings["allow"]
-        simulation, teaching, learning, evaluating, calibrating = np.random.SeedSequence(settings["seed"]).spawn(5)
+        stream = streams(settings["seed"], "simulation", "teacher", "agent", "evaluation", "calibration")
         env = settings["env"]
         where = {"task": task_of(env, allow), "steps": env["steps"], "threads": settings["threads"]}
-        self.simulator = Simulator(**where, seed=simulation)
-        self.evaluation = Simulator(**where, seed=evaluating)
-        self.calibration = Simulator(**where, seed=calibrating)
+        self.simulator = Simulator(**where, seed=stream["simulation"])
+        self.evaluation = Simulator(**where, seed=stream["evaluation"])
+        self.calibration = Simulator(**where, seed=stream["calibration"])
         budget = {"trajectories": settings["trajectories"], "pairs": settings["pairs"]}
-        rng = np.random.default_rng(learning)
+        rng = np.random.default_rng(stream["agent"])
         self.agent = build_agent(settings, self.simulator, rng=rng, **budget)
         self.policy = self.agent.policy
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(teaching))
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(stream["teacher"]))
         self.ledger = Ledger(
             simulator=self.simulator,
             oracle=oracle,

@@ -48,11 +48,20 @@ def noted_versions(folder: Path) -> list[dict[str, str]]:
 
 
 def commit(root: Path) -> str | None:
-    """The commit of the repository at `root`, with "-dirty" if files were changed; None without repository or git."""
+    """The commit of the repository at `root`, with "-dirty" if files were changed; None without repository or git.
+
+    Changes in results/ and in pages do not count: the run that was just added there changes no number of the next.
+    """
     if not (root / ".git").exists():  # a repository around the environment that pbrl is installed in is not ours
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        excluded = (":(exclude)results", ":(exclude)*.md")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *excluded)
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

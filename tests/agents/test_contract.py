@@ -1,234 +1,276 @@
 """What every agent must keep to, for every file in conf/agent."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+import functools
+import json
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from numpy.testing import assert_array_equal
-from omegaconf import DictConfig, OmegaConf
 from scipy import stats
-from toy_task import ToySimulator
 
-from pbrl.ledger import BudgetError, Ledger
+from pbrl.ledger import BudgetError
 from pbrl.run import checkpoint
 from pbrl.run.settings import ConfigurationError, check_node, choices
 from pbrl.simulation.simulator import Simulator
-from pbrl.types import Behaviour, Pairs, Trajectories
+from pbrl.types import Answers, Preferences, Reason
+from tests.agents.toy import Trial, settings_of
+from tests.toy_task import ToySimulator
 
 AGENTS = choices("agent")
-Context = Callable[[], AbstractContextManager[None]]
+SMALL = ("trajectories=8", "pairs=4")
+
+pytestmark = pytest.mark.parametrize("agent", AGENTS)
 
 
-def configuration(agent: str, oracle: str = "irrational") -> DictConfig:
-    with initialize_config_module("conf"):
-        return compose("train", overrides=[f"agent={agent}", f"oracle={oracle}", "env=cheetah_run"])
+class Listener:
+    """Passes questions on to a teacher, and keeps them."""
+
+    sees = "rewards"
+
+    def __init__(self, teacher):
+        self.teacher, self.questions = teacher, []
+        self.state_dict, self.load_state_dict = teacher.state_dict, teacher.load_state_dict
+
+    def compare(self, question):
+        self.questions.append(question)
+        return self.teacher.compare(question)
 
 
-class Trial:
-    """An agent, a teacher and a ledger on the toy task or a real one, as the runner would compose them."""
+class Silent:
+    """A teacher who skips every pair."""
 
-    def __init__(
-        self, agent: str, *, seed: int = 0, oracle: str = "irrational", simulator: Any = None, **settings: Any
-    ) -> None:
-        cfg = configuration(agent, oracle)
-        cfg.agent.policy.hidden = [16, 16]
-        OmegaConf.set_struct(cfg, False)
-        for name, value in settings.items():
-            OmegaConf.update(cfg.agent, name.replace("__", "."), value)
-        simulating, teaching, learning = np.random.SeedSequence(seed).spawn(3)
-        self.simulator = simulator or ToySimulator(simulating)
-        sizes = {"obs_size": self.simulator.obs_size, "act_size": self.simulator.act_size}
-        self.agent = instantiate(
-            cfg.agent,
-            policy=instantiate(cfg.agent.policy, **sizes),
-            rng=np.random.default_rng(learning),
-            trajectories=64,
+    sees = "rewards"
+
+    def compare(self, question):
+        n, half = len(question), np.full(len(question), 0.5)
+        return Answers(
+            preferences=Preferences(probability=half, score=0 * half, label=half, answered=np.zeros(n, bool)),
+            reason=np.full(n, Reason.SKIPPED, np.uint8),
+            first_sum=question.rewards[question.first].sum(1),
+            second_sum=question.rewards[question.second].sum(1),
+            bits=np.zeros(n, np.int64),
+            tau=1.0,
         )
-        self.ledger = Ledger(
-            simulator=self.simulator,
-            oracle=instantiate(cfg.oracle, rng=np.random.default_rng(teaching)),
-            trajectories_per_iteration=64,
-            pairs_per_iteration=32,
-        )
-        self.next = 0
 
-    def run(
-        self, iterations: int, after_answer: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> list[float]:
-        """Some iterations; the mean return of each."""
-        returns = []
-        for _ in range(iterations):
-            budget = self.ledger.open_iteration(self.next)
-            while (pairs := self.agent.ask(budget)) is not None:
-                preferences = self.ledger.compare(pairs)
-                with after_answer():
-                    metrics = self.agent.tell(pairs, preferences)
-                assert all(isinstance(value, float | int) and np.isfinite(value) for value in metrics.values()), metrics
-            returns.append(self.ledger.iteration_metrics()["return_mean"])
-            self.next += 1
-        return returns
+    def state_dict(self):
+        return {}
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_the_budget_is_used_and_kept(agent: str) -> None:
-    trial = Trial(agent)
-    trial.run(3)
+# The budget
+
+
+@pytest.mark.parametrize(("trajectories", "pairs"), [(8, 4), (7, 5), (2, 1)])
+def test_the_budget_is_kept_and_the_pairs_are_used_in_full(agent, trajectories, pairs):
+    trial = Trial(agent, f"trajectories={trajectories}", f"pairs={pairs}")
+    trial.run(2)
     counts = trial.ledger.counts()
-    assert counts["trajectories"] == 3 * 64
-    assert counts["pairs_asked"] == 3 * 32
-    assert counts["env_steps"] == 3 * 64 * 20
-    assert counts["bits"] == 3 * 32 * getattr(trial.agent, "experts", 1)
+    assert 0 < counts["trajectories"] <= 2 * trajectories
+    assert counts["env_steps"] == 20 * counts["trajectories"]
+    assert counts["pairs_asked"] == 2 * pairs
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_same_seed_same_parameters_bit_for_bit(agent: str) -> None:
-    one, same, other = Trial(agent), Trial(agent), Trial(agent, seed=1)
-    for trial in (one, same, other):
-        trial.run(3)
-    assert_array_equal(one.agent.parameters, same.agent.parameters)
-    assert (one.agent.parameters != other.agent.parameters).any()
+@pytest.mark.parametrize("pairs", [8, 128])
+def test_more_or_fewer_pairs_than_half_the_trajectories_are_used_in_full(agent, pairs):
+    trial = Trial(agent, "trajectories=64", f"pairs={pairs}")
+    trial.ledger.oracle = listener = Listener(trial.ledger.oracle)
+    trial.run(1)
+    assert trial.ledger.counts()["trajectories"] <= 64
+    compared = [
+        {question.rewards[row].tobytes() for row in pair}
+        for question in listener.questions
+        for pair in zip(question.first, question.second, strict=True)
+    ]
+    assert len(compared) == trial.ledger.counts()["pairs_asked"] == pairs
+    assert all(len(pair) == 2 for pair in compared), "a trajectory was compared with itself"
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_continued_from_a_checkpoint_equals_uninterrupted(agent: str, tmp_path: Any) -> None:
-    uninterrupted = Trial(agent)
-    uninterrupted.run(5)
-    first = Trial(agent)
-    first.run(3)
-    checkpoint.save(tmp_path, 2, {"agent": first.agent.state_dict(), "ledger": first.ledger.state_dict()})
-    first.run(2)  # what is saved must not change when the run goes on
-    loaded = checkpoint.load(tmp_path)
-    assert loaded is not None
-    second = Trial(agent, seed=9)  # nothing of it may survive the loading but the simulator, which has no state
-    second.simulator = second.ledger.simulator = uninterrupted.simulator
-    second.agent.load_state_dict(loaded[1]["agent"])
-    second.ledger.load_state_dict(loaded[1]["ledger"])
-    second.next = 3
-    second.run(2)
-    assert_array_equal(second.agent.parameters, uninterrupted.agent.parameters)
-    assert second.ledger.counts() == uninterrupted.ledger.counts()
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_true_rewards_are_out_of_reach(agent: str) -> None:
-    """NaN in them once the teacher has answered changes nothing; nothing that holds them was handed out."""
-    clean, poisoned = Trial(agent), Trial(agent)
-    seen: list[Behaviour] = []
-    ask = poisoned.agent.ask
-
-    def watched(budget: Any) -> Pairs | None:
-        pairs: Pairs | None = ask(budget)
-        seen.extend([pairs.behaviour] if pairs else [])
-        return pairs
-
-    poisoned.agent.ask = watched
-
-    @contextmanager
-    def poison() -> Iterator[None]:
-        collections = poisoned.ledger._collections
-        true = [rewards.copy() for _, rewards in collections]
-        for _, rewards in collections:
-            rewards[:] = np.nan
-        yield
-        for (_, rewards), values in zip(collections, true, strict=True):
-            rewards[:] = values
-
-    for _ in range(3):
-        clean.run(1)
-        poisoned.run(1, after_answer=poison)
-    assert_array_equal(clean.agent.parameters, poisoned.agent.parameters)
-    assert seen
-    assert not any(isinstance(behaviour, Trajectories) for behaviour in seen)
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_teacher_who_skips_everything_teaches_nothing_about_pairs(agent: str) -> None:
-    """All pairs unanswered: the run goes on, and agents stay where they are."""
-    trial = Trial(agent, oracle="skip")
-    trial.ledger.oracle.eps_skip = 1.0
-    rewards = trial.simulator.collect
-
-    def constant(*arguments: Any, **settings: Any) -> Trajectories:
-        collected: Trajectories = rewards(*arguments, **settings)
-        collected.task_rewards[:] = 1.0  # all returns equal the mean return: max(U1, U2) > margin is false
-        return collected
-
-    trial.simulator.collect = constant
-    before = trial.agent.parameters.copy()
-    trial.run(2)
-    assert trial.ledger.counts()["pairs_answered"] == 0
-    assert_array_equal(trial.agent.parameters, before)
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_it_runs_on_a_real_task(agent: str) -> None:
-    simulator = Simulator("cheetah_run", seed=0, steps=10)
-    trial = Trial(agent, simulator=simulator)
-    trial.run(2)
-    assert np.isfinite(trial.agent.parameters).all()
-    assert trial.agent.parameters.dtype == np.float32
-
-
-@pytest.mark.parametrize("agent", [name for name in AGENTS if name != "random"])
-def test_it_learns_the_toy_task(agent: str) -> None:
-    """Every agent beats the floor, with the settings of its file: permutation test over seeds."""
-    iterations, seeds = (15, 5) if agent in ("dpo", "ppo_rlhf") else (50, 8)  # gradients cost more, and vary less
-    # Algorithm 1 stands on answers that are right with a fixed margin, however small the gap.
-    oracle = "mistake" if agent == "ncrs_single" else "irrational"
-
-    def final(name: str, seed: int) -> float:
-        trial = Trial(name, seed=seed, oracle=oracle)
-        trial.run(iterations if name == agent else 1)
-        evaluation, rows = ToySimulator(np.random.SeedSequence(1000 + seed)), np.zeros(16, np.int64)
-        parameters = trial.agent.parameters[None]
-        return float(
-            evaluation.collect(trial.agent.policy, parameters, rows, iteration=0, mean_actions=True).returns.mean()
-        )
-
-    learnt, floor = ([final(name, seed) for seed in range(seeds)] for name in (agent, "random"))
-    result = stats.permutation_test(
-        (learnt, floor), lambda x, y: np.mean(x) - np.mean(y), alternative="greater", rng=np.random.default_rng(0)
-    )
-    assert result.pvalue < 0.01, (learnt, floor)
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_wrong_keys_fail_by_name(agent: str) -> None:
-    node = OmegaConf.to_container(configuration(agent).agent, resolve=True)
-    assert isinstance(node, dict)
-    check_node(node, "agent")
-    with pytest.raises(ConfigurationError, match=r"agent\.surplus is a setting that nobody reads"):
-        check_node({**node, "surplus": 1}, "agent")
-    for key, value in node.items():
-        if key.startswith("_") or key == "policy":
-            continue
-        without = {other: each for other, each in node.items() if other != key}
-        with pytest.raises(ConfigurationError, match=rf"agent\.{key} is missing"):
-            check_node(without, "agent")
-        if isinstance(value, bool | int | float | str):
-            with pytest.raises(ConfigurationError, match=rf"agent\.{key} must be .*, not 'nonsense'"):
-                check_node({**node, key: "nonsense"}, "agent")
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_spending_beyond_the_budget_is_refused(agent: str) -> None:
-    trial = Trial(agent)
-    trial.ledger.trajectories_per_iteration = 64
+def test_spending_beyond_the_budget_is_refused(agent):
+    trial = Trial(agent, *SMALL)
     budget = trial.ledger.open_iteration(0)
-    while trial.agent.ask(budget) is not None and budget.trajectories_left:
-        pass
-    with pytest.raises(BudgetError, match="asked for 1 trajectories with 0 left"):
+    trial.agent.iterate(budget)
+    more = np.zeros(budget.trajectories_left + 1, np.int64)
+    before = trial.ledger.counts()
+    with pytest.raises(BudgetError, match=f"asked for {len(more)} trajectories with {len(more) - 1} left of 8"):
         budget.collect(
             trial.agent.policy,
             trial.agent.parameters[None],
-            np.zeros(1, np.int64),
+            more,
             mean_actions=False,
             common_start=False,
             keep=(),
         )
+    assert trial.ledger.counts() == before
+
+
+# The same again
+
+
+def test_same_seed_same_parameters_bit_for_bit(agent):
+    one, same, other = Trial(agent, *SMALL), Trial(agent, *SMALL), Trial(agent, *SMALL, seed=1)
+    assert json.dumps(one.run(3)) == json.dumps(same.run(3))
+    other.run(3)
+    assert_array_equal(one.agent.parameters, same.agent.parameters)
+    assert (one.agent.parameters != other.agent.parameters).any()
+
+
+def test_resumed_equals_uninterrupted(agent, tmp_path):
+    uninterrupted = Trial(agent, *SMALL)
+    expected = uninterrupted.run(5)[3:]
+    first = Trial(agent, *SMALL)
+    first.run(3)
+    checkpoint.save(tmp_path, 2, {"agent": first.agent.state_dict(), "ledger": first.ledger.state_dict()})
+    loaded = checkpoint.load(tmp_path)
+    assert loaded is not None
+    # Nothing of another seed may survive the loading but the simulator, which has no state.
+    resumed = Trial(agent, *SMALL, seed=9, simulator=ToySimulator(np.random.SeedSequence(0).spawn(3)[0]))
+    resumed.agent.load_state_dict(loaded[1]["agent"])
+    resumed.ledger.load_state_dict(loaded[1]["ledger"])
+    resumed.next = 3
+    assert json.dumps(resumed.run(2)) == json.dumps(expected)
+    assert_array_equal(resumed.agent.parameters, uninterrupted.agent.parameters)
+    assert resumed.ledger.counts() == uninterrupted.ledger.counts()
+
+
+def test_a_saved_state_does_not_change_when_the_run_continues(agent, tmp_path):
+    trial, files = Trial(agent, *SMALL), []
+    trial.run(2)
+    state = trial.agent.state_dict()
+    for _ in range(2):
+        checkpoint.save(tmp_path, 0, state)
+        files.append([(tmp_path / "000000" / name).read_bytes() for name in ("state.json", "arrays.safetensors")])
+        trial.run(2)
+    assert files[0] == files[1]
+
+
+# Preferences alone
+
+
+class Poisoned:
+    """A budget that replaces all true rewards by NaN once the teacher has answered, until its next answer."""
+
+    def __init__(self, budget, simulator, true):
+        self.budget, self.simulator, self.true = budget, simulator, true
+
+    def __getattr__(self, name):
+        return getattr(self.budget, name)
+
+    def compare(self, pairs):
+        collections = self.simulator.collected
+        self.true += [collected.task_rewards.copy() for collected in collections[len(self.true) :]]
+        for collected, rewards in zip(collections, self.true, strict=True):
+            collected.task_rewards[:] = rewards
+        preferences = self.budget.compare(pairs)
+        for collected in collections:
+            collected.task_rewards[:] = np.nan
+        return preferences
+
+
+def test_true_rewards_are_out_of_reach(agent):
+    clean, poisoned, true = Trial(agent, *SMALL), Trial(agent, *SMALL), []
+    clean.run(3)
+    poisoned.run(3, wrap=lambda budget: Poisoned(budget, poisoned.simulator, true))
+    assert np.isnan(poisoned.simulator.collected[-1].task_rewards).all()
+    assert_array_equal(clean.agent.parameters, poisoned.agent.parameters)
+
+
+def test_a_teacher_who_skips_everything_teaches_nothing(agent):
+    """The run goes on, and what becomes of the policy does not depend on the true rewards."""
+
+    class Opposite(ToySimulator):
+        def collect(self, *args, **how):
+            collected = super().collect(*args, **how)
+            collected.task_rewards[:] *= -1
+            return collected
+
+    one = Trial(agent, *SMALL, oracle=Silent(), simulator=ToySimulator(3))
+    other = Trial(agent, *SMALL, oracle=Silent(), simulator=Opposite(3))
+    metrics = [*one.run(3), *other.run(3)]
+    assert all(np.isfinite(value) for each in metrics for value in each.values())
+    assert one.ledger.counts()["pairs_skipped"] == one.ledger.counts()["pairs_asked"] == 12
+    assert_array_equal(one.agent.parameters, other.agent.parameters)
+
+
+# Learning
+
+
+def test_it_runs_on_a_real_task_and_its_metrics_are_numbers(agent):
+    trial = Trial(agent, *SMALL, simulator=Simulator("cheetah_run", seed=0, steps=10))
+    for metrics in trial.run(2):
+        assert all(type(name) is str for name in metrics)
+        assert all(isinstance(value, float | int) and np.isfinite(value) for value in metrics.values()), metrics
+    assert np.isfinite(trial.agent.parameters).all()
+    assert trial.agent.parameters.dtype == np.float32
+    assert trial.agent.parameters.shape == (trial.agent.policy.size,)
+
+
+# Iterations and seeds until learning shows. Gradients cost more, and vary less.
+EFFORT = {"ncrs": (50, 5), "zpg": (50, 5), "ncrs_single": (10, 4), "dpo": (4, 3), "ppo_rlhf": (5, 3), "random": (1, 8)}
+
+
+@functools.cache
+def final_returns(agent, oracle, iterations, seeds):
+    """The return of the policy learnt, for each seed."""
+    found = []
+    for seed in range(seeds):
+        trial = Trial(agent, f"oracle={oracle}", seed=seed)
+        trial.run(iterations)
+        found.append(trial.evaluate(1000 + seed))
+    return found
+
+
+def test_it_learns_the_toy_task(agent):
+    """Every agent but the floor beats the floor, with the settings of its file: permutation test over seeds."""
+    iterations, seeds = EFFORT.get(agent, (20, 4))
+    # Algorithm 1 of the paper needs answers that are right with a fixed margin, however small the gap.
+    oracle = "mistake" if agent == "ncrs_single" else "irrational"
+    learnt = final_returns(agent, oracle, iterations, seeds)
+    floor = final_returns("random", "irrational", 1, 8)
+    result = stats.permutation_test(
+        (learnt, floor), lambda x, y: np.mean(x) - np.mean(y), alternative="greater", rng=np.random.default_rng(0)
+    )
+    if agent == "random":  # the floor itself
+        assert result.pvalue > 0.1, "the floor has risen"
+    else:
+        assert result.pvalue < 0.01, (learnt, floor)
+
+
+# Settings
+
+
+def changed(node, path, change):
+    """A copy of the settings in which the node at a path is changed."""
+    if not path:
+        return change(node)
+    return {**node, path[0]: changed(node[path[0]], path[1:], change)}
+
+
+def described(node, path=()):
+    """The path of every node that describes an object, and the node."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield path, node
+        for key, value in node.items():
+            yield from described(value, (*path, key))
+
+
+def test_wrong_missing_and_mistyped_settings_fail_by_name(agent):
+    settings = settings_of(agent)["agent"]
+    check_node(settings, "agent")
+    nodes = dict(described(settings))
+    assert {(), ("policy",)} <= {*nodes}
+    for path, node in nodes.items():
+        name = r"\.".join(("agent", *path))
+        with pytest.raises(ConfigurationError, match=rf"^{name}\.surplus: unknown setting"):
+            check_node(changed(settings, path, lambda it: {**it, "surplus": 1}), "agent")
+        for key, value in node.items():
+            if key.startswith("_") or (path, key) == ((), "policy"):  # what the runner makes of it is offered
+                continue
+            if not node.get("_partial_"):  # the owner of a partial one may add what is missing
+                without = changed(settings, path, lambda it, key=key: {k: v for k, v in it.items() if k != key})
+                with pytest.raises(ConfigurationError, match=rf"^{name}\.{key} is missing"):
+                    check_node(without, "agent")
+            if value is None or isinstance(value, bool | int | float | str):
+                wrong = 17 if isinstance(value, str) else "nonsense"
+                mistyped = changed(settings, path, lambda it, key=key, wrong=wrong: {**it, key: wrong})
+                with pytest.raises(ConfigurationError, match=rf"^{name}\.{key} must be .*, not {wrong!r}"):
+                    check_node(mistyped, "agent")

@@ -1,23 +1,22 @@
-"""DPO: its loss and gradient against a computation by hand, what must not matter, and that it learns."""
+"""DPO: its loss and gradient against a computation by hand, and what must not matter."""
 
 import numpy as np
 import pytest
 import torch
 
-from pbrl.simulation.simulator import Simulator
 from tests.agents.toy import (
     ACT,
-    OBS,
     STEPS,
-    TARGET,
     TRAJECTORIES,
+    StubBudget,
+    Trial,
     after_the_end,
     behaviour,
+    clips_of,
     make,
     pairs_of,
     preferences,
-    toy_ledger,
-    train,
+    shown,
 )
 
 Q = np.linspace(0.0, 1.0, TRAJECTORIES // 2)
@@ -34,46 +33,45 @@ def log_pi(policy, parameters, obs, actions):
     return (-0.5 * ((actions - x) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(-1)
 
 
-def loss_by_hand(agent, parameters, reference, pairs, q):
-    collected = pairs.behaviour
+def loss_by_hand(agent, parameters, reference, collected, pairs, q):
+    def LR(row, begin, end):  # noqa: N802
+        obs, actions = collected.observations[row, begin:end], collected.actions[row, begin:end]
+        total = sum(log_pi(agent.policy, parameters, obs, actions) - log_pi(agent.policy, reference, obs, actions))
+        return total if agent.log_ratio == "sum" else total / max(1, end - begin)
 
-    def log_ratio(row):
-        obs, actions = (part[row, : collected.lengths[row]] for part in (collected.observations, collected.actions))
-        return sum(log_pi(agent.policy, parameters, obs, actions) - log_pi(agent.policy, reference, obs, actions))
-
-    def log_ratio_mean(row):
-        return log_ratio(row) / max(1, collected.lengths[row])
-
-    LR = log_ratio if agent.log_ratio == "sum" else log_ratio_mean
-    D = [agent.beta * (LR(j) - LR(i)) for i, j in zip(pairs.first, pairs.second, strict=True)]
-    sigmoid = 1 / (1 + np.exp(-np.array(D)))
+    first, second = (
+        np.array([LR(*clip) for clip in shown(collected, clips, pairs.steps)]) for clips in (pairs.first, pairs.second)
+    )
+    sigmoid = 1 / (1 + np.exp(-agent.beta * (second - first)))
     return np.mean(-(q * np.log(sigmoid) + (1 - q) * np.log(1 - sigmoid)))
 
 
+@pytest.mark.parametrize("asked", [pairs_of, lambda collected: clips_of(collected, 7)], ids=["whole", "clips"])
 @pytest.mark.parametrize(("log_ratio", "beta"), [("sum", 0.1), ("mean", 2.0)])
-def test_loss_and_gradient_by_hand(log_ratio, beta, rng):
+def test_loss_and_gradient_by_hand(log_ratio, beta, asked, rng):
     """At the second step, since D = 0 at the first."""
-    pairs = pairs_of(behaviour(lengths=LENGTHS))
+    collected = behaviour(lengths=LENGTHS)
+    pairs = asked(collected)
     settings = {"log_ratio": log_ratio, "beta": beta, "learning_rate": 0.03, "max_gradient_norm": 1e9}
     one, two = (make("dpo", gradient_steps=n, **settings) for n in (1, 2))
     reference = two.parameters
-    assert one.tell(pairs, preferences(Q))["loss"] == pytest.approx(np.log(2))
-    loss = two.tell(pairs, preferences(Q))["loss"]
+    assert one.learn(collected, pairs, preferences(Q))["loss"] == pytest.approx(np.log(2))
+    loss = two.learn(collected, pairs, preferences(Q))["loss"]
     theta = one.parameters.astype(np.float64)
-    assert loss == pytest.approx(loss_by_hand(two, theta, reference, pairs, Q), rel=1e-4)
+    assert loss == pytest.approx(loss_by_hand(two, theta, reference, collected, pairs, Q), rel=1e-4)
     assert abs(loss - np.log(2)) > 0.01
     for _ in range(5):
         u = rng.standard_normal(theta.size)
-        up, down = (loss_by_hand(two, theta + h * u, reference, pairs, Q) for h in (1e-6, -1e-6))
+        up, down = (loss_by_hand(two, theta + h * u, reference, collected, pairs, Q) for h in (1e-6, -1e-6))
         assert two.theta.grad.numpy() @ u == pytest.approx((up - down) / 2e-6, rel=1e-3, abs=1e-4)
 
 
 def test_first_gradient_in_closed_form():
     """One step each: dL/dD = 1/2 - q, and d log pi / d mean = (a - mean) / std^2."""
     collected = behaviour(n=2, lengths=[1, 1])
-    agent = make("dpo", gradient_steps=1, max_gradient_norm=1e9, initial_log_std=0.3)
+    agent = make("dpo", gradient_steps=1, max_gradient_norm=1e9, policy__initial_log_std=0.3)
     means = agent.policy.mean_actions(agent.parameters, collected.observations[:, 0])
-    agent.tell(pairs_of(collected), preferences([0.9]))
+    agent.learn(collected, pairs_of(collected), preferences([0.9]))
     residuals = (collected.actions[:, 0] - means) / np.exp(0.3)
     first, second = residuals / np.exp(0.3)
     np.testing.assert_allclose(agent.theta.grad[-2 * ACT : -ACT], (0.5 - 0.9) * 0.1 * (second - first), rtol=1e-4)
@@ -82,96 +80,99 @@ def test_first_gradient_in_closed_form():
 
 
 def test_the_order_within_a_pair_does_not_matter():
-    pairs = pairs_of(behaviour())
-    swapped = type(pairs)(behaviour=pairs.behaviour, first=pairs.second, second=pairs.first)
+    collected = behaviour()
+    pairs = pairs_of(collected)
+    swapped = type(pairs)(first=pairs.second, second=pairs.first)
     one, other = make("dpo"), make("dpo")
-    metrics, mirrored = one.tell(pairs, preferences(Q)), other.tell(swapped, preferences(1 - Q))
-    assert metrics == pytest.approx(mirrored, rel=1e-4)
+    metrics = one.learn(collected, pairs, preferences(Q))
+    assert other.learn(collected, swapped, preferences(1 - Q)) == pytest.approx(metrics, rel=1e-4)
     np.testing.assert_allclose(one.parameters, other.parameters, atol=1e-6)
 
 
-def test_skipped_pairs_have_no_influence():
-    collected, answered = behaviour(), Q < 0.5
+def test_a_clip_of_all_steps_is_the_whole_trajectory():
+    collected = behaviour(lengths=LENGTHS)
+    one, other = make("dpo"), make("dpo")
+    one.learn(collected, pairs_of(collected), preferences(Q))
+    other.learn(collected, clips_of(collected, STEPS), preferences(Q))
+    np.testing.assert_array_equal(one.parameters, other.parameters)
+
+
+def test_only_what_a_clip_shows_has_influence():
+    collected, pairs = behaviour(), clips_of(behaviour(), 7)
     other = behaviour()
-    rows = np.concatenate(np.stack([pairs_of(other).first, pairs_of(other).second])[:, ~answered])
+    hidden = np.ones((TRAJECTORIES, STEPS), bool)
+    for clips in (pairs.first, pairs.second):
+        for row, begin, end in shown(collected, clips, 7):
+            hidden[row, begin:end] = False
+    other.observations[:, :-1][hidden], other.actions[hidden] = np.nan, np.nan
+    one, two = make("dpo"), make("dpo")
+    one.learn(collected, pairs, preferences(Q))
+    two.learn(other, pairs, preferences(Q))
+    np.testing.assert_array_equal(one.parameters, two.parameters)
+
+
+def test_skipped_pairs_have_no_influence():
+    collected, other, answered = behaviour(), behaviour(), Q < 0.5
+    rows = np.arange(TRAJECTORIES).reshape(2, -1)[:, ~answered].ravel()
     other.observations[rows], other.actions[rows] = 7.0, -7.0
     one, two = make("dpo"), make("dpo")
-    one.tell(pairs_of(collected), preferences(Q, answered))
-    two.tell(pairs_of(other), preferences(np.where(answered, Q, 0.5), answered))
+    one.learn(collected, pairs_of(collected), preferences(Q, answered))
+    two.learn(other, pairs_of(other), preferences(np.where(answered, Q, 0.5), answered))
     np.testing.assert_array_equal(one.parameters, two.parameters)
 
 
 def test_without_answers_nothing_moves():
     agent = make("dpo")
-    agent.tell(pairs_of(behaviour()), preferences(Q))  # Adam has momentum now
+    agent.learn(behaviour(), pairs_of(behaviour()), preferences(Q))  # Adam has momentum now
     before = agent.parameters
-    assert agent.tell(pairs_of(behaviour(1)), preferences(Q, np.zeros(len(Q), bool))) == {}
+    assert agent.iterate(StubBudget(preferences(Q, np.zeros(len(Q), bool)))) == {}
     np.testing.assert_array_equal(agent.parameters, before)
 
 
 def test_steps_after_the_end_have_no_influence():
     collected = behaviour(lengths=LENGTHS)
     one, two = make("dpo"), make("dpo")
-    one.tell(pairs_of(collected), preferences(Q))
-    two.tell(pairs_of(after_the_end(collected, np.nan)), preferences(Q))
+    one.learn(collected, pairs_of(collected), preferences(Q))
+    two.learn(after_the_end(collected, np.nan), pairs_of(collected), preferences(Q))
     np.testing.assert_array_equal(one.parameters, two.parameters)
 
 
 def test_gradients_are_clipped():
     agent = make("dpo", max_gradient_norm=1e-3)
-    assert agent.tell(pairs_of(behaviour()), preferences(Q))["gradient_norm"] > 1e-3
+    assert agent.learn(behaviour(), pairs_of(behaviour()), preferences(Q))["gradient_norm"] > 1e-3
     assert agent.theta.grad.norm() == pytest.approx(1e-3, rel=1e-4)
 
 
-def test_pairs_are_disjoint_and_random():
-    agent, ledger = make("dpo"), toy_ledger()
-    asked = [agent.ask(ledger.open_iteration(iteration)) for iteration in range(2)]
-    for pairs in asked:
-        assert sorted(np.concatenate([pairs.first, pairs.second])) == list(range(TRAJECTORIES))
-    assert (asked[0].first != asked[1].first).any()
+def test_an_iteration_learns_from_random_disjoint_pairs_of_the_present_policy():
+    agent, asked = make("dpo"), []
+    for _ in range(2):
+        collected, before = behaviour(), agent.parameters
+        budget = StubBudget(preferences(Q), collected=collected)
+        metrics = agent.iterate(budget)
+        ((parameters, assignment, how),) = budget.collections
+        np.testing.assert_array_equal(parameters, before[None])
+        assert assignment.tolist() == [0] * TRAJECTORIES
+        assert how == {"mean_actions": False, "common_start": False, "keep": ("observations", "actions")}
+        (pairs,) = budget.asked
+        both = np.concatenate([pairs.first.trajectory, pairs.second.trajectory])
+        assert sorted(both) == collected.number.tolist()
+        asked.append(both.tolist())
+        assert set(metrics) == {"loss", "kl", "gradient_norm", "log_std"}
+        assert (agent.parameters != before).any()
+    assert asked[0] != asked[1]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_same_seed_same_parameters_for_any_number_of_threads(threads):
-    reference, agent = make("dpo"), make("dpo")
-    train(reference, toy_ledger(), range(2))
+    reference, trial = (Trial("dpo", "trajectories=16", "pairs=8") for _ in range(2))
+    reference.run(2)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        train(agent, toy_ledger(), range(2))
+        trial.run(2)
     finally:
         torch.set_num_threads(before)
-    np.testing.assert_array_equal(agent.parameters, reference.parameters)
-
-
-def test_continuing_equals_not_stopping():
-    agent, ledger = make("dpo"), toy_ledger()
-    train(agent, ledger, range(2))
-    state, books = agent.state_dict(), ledger.state_dict()
-    train(agent, ledger, range(2, 4))
-    again, ledger = make("dpo", seed=5), toy_ledger()
-    again.load_state_dict(state)
-    ledger.load_state_dict(books)
-    train(again, ledger, range(2, 4))
-    np.testing.assert_array_equal(again.parameters, agent.parameters)
-    assert again.rng.bit_generator.state == agent.rng.bit_generator.state
-
-
-def test_in_the_simulator():
-    simulator = Simulator("cheetah_run", seed=0, steps=20)
-    agent, again = (make("dpo", simulator=simulator) for _ in range(2))
-    for each in (agent, again):
-        _, metrics = train(each, toy_ledger(simulator=simulator), range(2))
-    assert all(np.isfinite(list(each.values())).all() for each in metrics)
-    np.testing.assert_array_equal(agent.parameters, again.parameters)
-
-
-def test_learns():
-    agent = make("dpo", initial_log_std=-1.0, learning_rate=1e-2)
-    returns, _ = train(agent, toy_ledger(), range(25))
-    assert np.mean(returns[-3:]) > 0.5 * np.mean(returns[:2])
-    means = agent.policy.mean_actions(agent.parameters, np.zeros((1, OBS), np.float32))
-    np.testing.assert_allclose(means[0], TARGET, atol=0.4)
+    np.testing.assert_array_equal(trial.agent.parameters, reference.agent.parameters)
 
 
 @pytest.mark.parametrize(

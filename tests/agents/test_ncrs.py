@@ -1,61 +1,38 @@
-"""NCRS: the vote, ties and skips, the schedule."""
-
-from __future__ import annotations
-
-from typing import Any
+"""NCRS: the vote, ties and skips, the schedule, and which trajectories are compared."""
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from agents.ncrs import NCRS
 from pbrl.policy import GaussianPolicy
+from pbrl.run.settings import instantiate
 from pbrl.search import Cosine
-from pbrl.types import Behaviour, Float32, Int64, Preferences
+from tests.agents.toy import StubBudget, preferences, settings_of
 
 
-class FakeBudget:
-    """Pays for anything, and remembers what it was asked for."""
-
-    def __init__(self, iteration: int = 0, trajectories: int = 64) -> None:
-        self.iteration, self.trajectories_left = iteration, trajectories
-        self.asked: list[tuple[Float32, Int64, dict[str, Any]]] = []
-
-    def collect(self, policy: Any, parameters: Float32, assignment: Int64, **how: Any) -> Behaviour:  # noqa: ARG002
-        self.asked.append((parameters, assignment, how))
-        self.trajectories_left -= len(assignment)
-        n = len(assignment)
-        return Behaviour(
-            policy=assignment, lengths=np.ones(n, int), diverged=np.zeros(n, bool), start=np.zeros((n, 3), int)
-        )
-
-
-def answers(score: list[float], answered: list[bool] | None = None, label: list[float] | None = None) -> Preferences:
-    q = (np.array(score, float) + 1) / 2
-    return Preferences(
-        probability=q,
-        score=np.array(score, float),
-        label=np.array(label, float) if label else np.round(q),
-        answered=np.ones(len(score), bool) if answered is None else np.array(answered),
-    )
-
-
-def make(votes: int = 3, **changes: Any) -> NCRS:
+def make(pairs=3, **changes):
     policy = GaussianPolicy(2, 1, hidden=[4], hidden_gain=1.0, output_gain=1.0, initial_log_std=0.0)
-    settings: dict[str, Any] = {
-        "trajectories": 64,
+    settings = {
         "step": Cosine(maximum=4e-2, minimum=4e-3, decay=480),
-        "votes": votes,
+        "votes": None,
         "feedback": "score",
         "direction": "gaussian",
         "collect": "sampled",
         "common_start": False,
+        **changes,
     }
-    return NCRS(policy=policy, rng=np.random.default_rng(0), **{**settings, **changes})
+    return NCRS(policy=policy, rng=np.random.default_rng(0), pairs=pairs, **settings)
+
+
+def scores(values, answered=None, label=None):
+    return preferences((np.array(values, float) + 1) / 2, answered, label)
+
+
+def budget_of(*answers, pairs=3, **how):
+    return StubBudget(*answers, pairs=pairs, trajectories=2 * pairs, **how)
 
 
 @pytest.mark.parametrize(
@@ -63,69 +40,123 @@ def make(votes: int = 3, **changes: Any) -> NCRS:
     [
         ([0.5, 0.5, -0.9], None, True),
         ([0.5, 0.5, -1.0], None, False),  # S = 0 rejects
+        ([0.0, 0.0, 0.0], None, False),
         ([1.0, -0.5, -0.6], None, False),
         ([0.1, -1.0, -1.0], [True, False, False], True),  # skipped answers have no vote
         ([-0.1, 1.0, 1.0], [True, False, False], False),
         ([1.0, 1.0, 1.0], [False, False, False], False),  # nobody answered
     ],
 )
-def test_the_vote(score: list[float], answered: list[bool] | None, accepted: bool) -> None:
-    agent, budget = make(), FakeBudget()
+def test_the_vote(score, answered, accepted):
+    agent, budget = make(), budget_of(scores(score, answered))
     before = agent.parameters.copy()
-    pairs = agent.ask(budget)  # type: ignore[arg-type]
-    assert pairs is not None
-    metrics = agent.tell(pairs, answers(score, answered))
-    candidate = budget.asked[0][0][1]
-    assert_array_equal(agent.parameters, candidate if accepted else before)
+    metrics = agent.iterate(budget)
+    ((arms, _, _),) = budget.collections
+    assert_array_equal(arms[0], before)
+    assert_array_equal(agent.parameters, arms[1] if accepted else before)
     assert metrics["accepted"] == accepted
+    assert metrics["vote"] == pytest.approx(np.array(score)[np.array(answered or [True] * 3)].sum())
 
 
-def test_hard_labels_vote_by_majority_and_equal_counts_nothing() -> None:
-    agent = make(feedback="label")
-    pairs = agent.ask(FakeBudget())  # type: ignore[arg-type]
-    assert pairs is not None
+def test_hard_labels_vote_by_majority_and_equal_counts_nothing():
     # Confident scores against, but two labels of three for the candidate.
-    metrics = agent.tell(pairs, answers([-0.9, -0.9, -0.9], label=[1, 1, 0]))
-    assert metrics["vote"] == 1.0
-    pairs = agent.ask(FakeBudget())  # type: ignore[arg-type]
-    assert pairs is not None
-    assert agent.tell(pairs, answers([0, 0, 0], label=[0.5, 0.5, 0.5]))["vote"] == 0.0
+    against = scores([-0.9, -0.9, -0.9], label=[1, 1, 0])
+    assert make(feedback="label").iterate(budget_of(against))["vote"] == 1.0
+    assert make(feedback="score").iterate(budget_of(against))["vote"] == pytest.approx(-2.7)
+    undecided = scores([0.9, 0.9, 0.9], label=[0.5, 0.5, 0.5])
+    assert make(feedback="label").iterate(budget_of(undecided))["vote"] == 0.0
 
 
-def test_the_candidate_is_one_gaussian_step_away_and_arms_are_paired_by_index() -> None:
-    agent, budget = make(votes=32), FakeBudget(iteration=240)
-    pairs = agent.ask(budget)  # type: ignore[arg-type]
-    assert pairs is not None
-    parameters, arms, how = budget.asked[0]
-    assert_array_equal(parameters[0], agent.parameters)
-    assert_array_equal(arms, [0] * 32 + [1] * 32)
-    assert_array_equal(pairs.first, np.arange(32))
-    assert_array_equal(pairs.second, np.arange(32, 64))
+def test_arms_are_paired_by_index():
+    agent, budget = make(32), budget_of(scores([1.0] * 32), pairs=32)
+    agent.iterate(budget)
+    ((_, assignment, how),) = budget.collections
+    assert_array_equal(assignment, [0] * 32 + [1] * 32)
     assert how == {"mean_actions": False, "common_start": False, "keep": ()}
-    direction = (parameters[1] - parameters[0]) / 0.022  # alpha at the middle of the schedule
-    assert np.std(direction) == pytest.approx(1, abs=0.4)
-    assert agent.ask(budget) is None  # type: ignore[arg-type]
+    (pairs,) = budget.asked
+    assert pairs.steps is None
+    assert_array_equal(pairs.first.trajectory, 100 + np.arange(32))  # by number, of which the first is 100
+    assert_array_equal(pairs.second.trajectory, 132 + np.arange(32))
 
 
-def test_the_papers_schedule() -> None:
-    with initialize_config_module("conf"):
-        step = instantiate(compose("agent/ncrs").agent.step)
+def test_how_trajectories_are_collected_is_a_setting():
+    agent, budget = make(collect="mean", common_start=True), budget_of(scores([1.0] * 3))
+    agent.iterate(budget)
+    assert budget.collections[0][2] == {"mean_actions": True, "common_start": True, "keep": ()}
+
+
+def test_more_votes_than_trajectories_compare_other_pairs_of_the_two_arms():
+    agent = make(12)
+    budget = StubBudget(scores([1.0] * 12), pairs=12, trajectories=8)
+    agent.iterate(budget)
+    first, second = (clips.trajectory.tolist() for clips in (budget.asked[0].first, budget.asked[0].second))
+    assert first[:4] == [100, 101, 102, 103]
+    assert second[:4] == [104, 105, 106, 107]
+    assert len({*zip(first, second, strict=True)}) == 12
+    assert {*first} == {100, 101, 102, 103}
+    assert {*second} == {104, 105, 106, 107}
+
+
+@pytest.mark.parametrize(("iteration", "alpha"), [(0, 4e-2), (240, 2.2e-2), (480, 4e-3), (600, 4e-3)])
+def test_the_candidate_is_one_step_of_the_schedule_away(iteration, alpha):
+    """The same seed draws the same direction, so candidates differ by the step alone."""
+    directions = []
+    for budget in (budget_of(scores([1.0] * 3)), budget_of(scores([1.0] * 3), iteration=iteration)):
+        metrics = make(direction="sphere").iterate(budget)
+        arms = budget.collections[0][0].astype(np.float64)
+        directions.append((arms[1] - arms[0]) / metrics["step"])
+    assert metrics["step"] == pytest.approx(alpha)
+    assert np.linalg.norm(directions[1]) == pytest.approx(1, rel=1e-4)
+    assert_allclose(*directions, atol=1e-5)
+
+
+def test_directions_are_standard_gaussians():
+    agent, drawn = make(), []
+    for _ in range(200):
+        budget = budget_of(scores([-1.0] * 3))
+        agent.iterate(budget)
+        arms = budget.collections[0][0]
+        drawn.append((arms[1] - arms[0]) / 4e-2)
+    values = np.concatenate(drawn)  # 3600 of them: standard errors 0.017 and 0.012
+    assert values.mean() == pytest.approx(0, abs=0.07)
+    assert values.std() == pytest.approx(1, abs=0.05)
+
+
+def test_the_papers_schedule():
+    step = instantiate(settings_of("ncrs")["agent"]["step"])
     assert [step(t) for t in (0, 240, 480, 600)] == pytest.approx([4e-2, 2.2e-2, 4e-3, 4e-3], rel=1e-12)
     assert step(120) == pytest.approx(4e-3 + 1.8e-2 * (1 + np.cos(np.pi / 4)))
 
 
-def test_few_votes_try_several_candidates_one_after_the_other() -> None:
-    agent, budget = make(votes=8), FakeBudget()
-    tried = []
-    while (pairs := agent.ask(budget)) is not None:  # type: ignore[arg-type]
-        agent.tell(pairs, answers([1.0] * 8 if len(tried) % 2 else [-1.0] * 8))
-        tried.append(agent.parameters.copy())
-    assert len(tried) == 4
-    assert_array_equal(tried[1], tried[2])
-    assert (tried[1] != tried[3]).all()
+def test_few_votes_try_several_candidates_one_after_the_other():
+    answers = [scores([sign] * 8) for sign in (-1.0, 1.0, -1.0, 1.0)]
+    agent, budget = make(32, votes=8), budget_of(*answers, pairs=32)
+    before = agent.parameters
+    assert agent.iterate(budget)["accepted"] == 0.5
+    arms = [parameters for parameters, _, _ in budget.collections]
+    # Each candidate is compared with what the ones before it have led to.
+    expected = [before, before, arms[1][1], arms[1][1]]
+    for (incumbent, candidate), theta in zip(arms, expected, strict=True):
+        assert_array_equal(incumbent, theta)
+        assert (candidate != theta).all()
+    assert_array_equal(agent.parameters, arms[3][1])
+    assert [len(pairs) for pairs in budget.asked] == [8, 8, 8, 8]
+    assert (budget.trajectories_left, budget.pairs_left) == (0, 0)
 
 
-@given(votes=st.sampled_from([0, -1, 33, 64]))
-def test_votes_that_the_trajectories_cannot_pay_for(votes: int) -> None:
-    with pytest.raises(ValueError, match=f"votes must be between 1 and 32, half the trajectories, not {votes}"):
-        make(votes=votes)
+@given(pairs=st.integers(1, 40), trajectories=st.integers(2, 80), votes=st.none() | st.integers(1, 40))
+def test_whatever_the_budget_all_pairs_are_votes(pairs, trajectories, votes):
+    if votes is not None and votes > pairs:
+        return
+    agent = make(pairs, votes=votes)
+    budget = StubBudget(lambda asked: scores([-1.0] * len(asked)), pairs=pairs, trajectories=trajectories)
+    agent.iterate(budget)
+    assert budget.pairs_left == 0
+    candidates = 1 if votes is None else pairs // votes
+    assert len(budget.asked) == min(candidates, trajectories // 2)
+
+
+@pytest.mark.parametrize("votes", [0, -1, 33])
+def test_votes_that_the_pairs_cannot_pay_for(votes):
+    with pytest.raises(ValueError, match=f"votes must be between 1 and 32, the pairs of an iteration, not {votes}"):
+        make(32, votes=votes)

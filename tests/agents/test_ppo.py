@@ -11,6 +11,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 import pbrl.simulation.vector  # noqa: F401  # registers the environments
 from agents.ppo import PPO, Rollout
+from pbrl.ledger import read_only
 from pbrl.policy import GaussianPolicy
 from pbrl.threads import workers
 from pbrl.types import Behaviour
@@ -56,6 +57,7 @@ def test_advantages_by_hand():
         lengths=np.array([3, 2]),
         diverged=np.zeros(2, bool),
         start=np.zeros((2, 3), np.int64),
+        number=np.arange(2),
         observations=np.zeros((2, 4, OBS), np.float32),
         actions=np.zeros((2, 3, ACT), np.float32),
     )
@@ -124,7 +126,7 @@ def test_values_and_log_probabilities_are_those_of_the_networks():
 
 def test_learning_rates():
     """The actor's rises in twenty equal steps, the critic's is constant."""
-    ppo, collected = make(), behaviour()
+    ppo, collected = make(gradient_steps=1), behaviour()
     metrics = [update(ppo, collected, rewards_of(collected)) for _ in range(22)]
     rates = [each["actor_learning_rate"] for each in metrics]
     np.testing.assert_allclose(rates[:20], 3e-4 * np.arange(1, 21) / 20)
@@ -149,6 +151,16 @@ def test_steps_after_the_end_have_no_influence():
     other = np.where(np.arange(STEPS) < LENGTHS[:, None], rewards_of(collected), 50.0).astype(np.float32)
     assert update(two, after_the_end(collected, 3.0), other) == metrics
     np.testing.assert_array_equal(one.parameters, two.parameters)
+
+
+def test_behaviour_is_read_only_and_no_warning_says_so():
+    """As the ledger gives it. Torch warns once in a process, unless told to warn always."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        update(make(), read_only(behaviour()), rewards_of(behaviour()))
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_the_policy_goes_where_the_reward_is():

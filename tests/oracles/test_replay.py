@@ -80,7 +80,7 @@ def test_an_empty_log_is_refused(tmp_path):
 def test_what_is_no_log_is_refused(tmp_path):
     part = tmp_path / f"{0:012d}.parquet"
     part.write_bytes(b"not Parquet at all")
-    assert_refused(tmp_path, f"the preference log in {tmp_path} cannot be read: ")
+    assert_refused(tmp_path, f"the preference log in {tmp_path} is empty")  # such a file is ignored, with a warning
     pq.write_table(pa.table({"iteration": pa.array([1], pa.int32())}), part)
     assert_refused(tmp_path, f"the preference log in {tmp_path} has no values for question, ")
 

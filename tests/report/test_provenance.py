@@ -171,7 +171,7 @@ def test_a_command_makes_the_settings_it_came_from(tmp_path: Path) -> None:
     with initialize_config_module("conf"):
         made = OmegaConf.to_container(compose("train", shlex.split(command)[3:]))
     assert isinstance(made, dict)
-    del original["choices"]  # which the runner adds
+    made["choices"] = original["choices"]  # known once Hydra runs
     assert {**link_names(made), "folder": ""} == {**original, "folder": ""}
 
 
@@ -213,11 +213,15 @@ def test_the_commit_is_that_of_the_repository_itself(tmp_path: Path) -> None:
     assert commit(tmp_path) is None
     git("init")
     (tmp_path / "file").touch()
-    git("add", "file")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "short.parquet").touch()
+    git("add", "file", "results")
     git("commit", "-m", "one")
     clean = commit(tmp_path)
     assert clean is not None
     assert len(clean) == 40
+    (tmp_path / "results" / "short.parquet").write_text("one more run")
+    assert commit(tmp_path) == clean
     (tmp_path / "file").write_text("changed")
     assert commit(tmp_path) == f"{clean}-dirty"
     (tmp_path / "site-packages").mkdir()

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.oracle import Answers, Reason
 
 from pbrl.run import checkpoint, preference_log
 from pbrl.run.preference_log import SCHEMA, PreferenceLog, PreferenceLogError, answers_of, questions, read
-from pbrl.types import Preferences
+from pbrl.types import Answers, Preferences, Reason
 
 ITERATIONS = 6
 ROWS = 6  # per iteration: two questions of three pairs

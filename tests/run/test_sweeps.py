@@ -22,6 +22,7 @@ import pbrl.train
 from pbrl.run import sweep
 from pbrl.run.settings import choices
 from pbrl.run.sweep import commands, naming_overrides
+from pbrl.run.training import TrainingRun
 from pbrl.threads import threads_of_a_job
 
 TINY = [
@@ -121,7 +122,7 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
     assert train([*PAIR, "iterations=1"], tmp_path)[0] == 0
     before = times(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(pbrl.train, "Run", None)  # nothing heavy is made
+        patch.setattr(pbrl.train, "TrainingRun", None)  # nothing heavy is made
         code, out, err = train([*PAIR, "iterations=1"], tmp_path)
     assert code == 0, out + err
     assert times(tmp_path) == before
@@ -131,7 +132,8 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
     assert train([*PAIR, "seed=0"], tmp_path)[0] == 0
     before = times(first)
     made = []
-    monkeypatch.setattr(pbrl.train, "Run", lambda cfg, make=pbrl.train.Run: made.append(cfg.seed) or make(cfg))
+    make = pbrl.train.TrainingRun
+    monkeypatch.setattr(pbrl.train, "TrainingRun", lambda settings: made.append(settings["seed"]) or make(settings))
     code, out, err = train(PAIR, tmp_path)
     assert code == 0, out + err
     assert made == [1]
@@ -143,15 +145,15 @@ def test_relaunching_runs_only_what_is_missing(train: Command, tmp_path: Path, m
 def test_a_failure_leaves_the_others_and_says_how_to_rerun(
     train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    iterate = pbrl.train.Run.iterate
+    iterate = TrainingRun.iterate
 
-    def fail(self: pbrl.train.Run, iteration: int, cfg: Any) -> dict[str, float]:
-        if cfg.seed < 2 and iteration == 1:
+    def fail(self: TrainingRun, iteration: int) -> dict[str, float]:
+        if self.seed < 2 and iteration == 1:
             raise RuntimeError("the moon was\nin the wrong house")
-        return iterate(self, iteration, cfg)
+        return iterate(self, iteration)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pbrl.train.Run, "iterate", fail)
+        patch.setattr(TrainingRun, "iterate", fail)
         code, out, err = train([*PAIR, "seed=0,1,2"], tmp_path)
     assert code == 1
     assert "Traceback" not in out + err
@@ -182,7 +184,7 @@ def test_a_failure_leaves_the_others_and_says_how_to_rerun(
 def test_settings_that_make_no_sense_are_a_failure_of_their_own_run(train: Command, tmp_path: Path) -> None:
     code, out, err = train(["-m", "agent=ncrs", "agent.votes=2,99", *TINY], tmp_path)
     assert code == 1
-    assert "votes must be between 1 and 2, half the trajectories, not 99" in summary(tmp_path)
+    assert "votes must be between 1 and 2, the pairs of an iteration, not 99" in summary(tmp_path)
     assert (tmp_path / "runs/pendulum_swingup/ncrs_votes_2/irrational/seed_0/metrics.jsonl").exists()
     assert not (tmp_path / "runs/pendulum_swingup/ncrs_votes_99").exists()
     assert "Traceback" not in out + err
@@ -191,15 +193,15 @@ def test_settings_that_make_no_sense_are_a_failure_of_their_own_run(train: Comma
 def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
     train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    iterate = pbrl.train.Run.iterate
+    iterate = TrainingRun.iterate
 
-    def interrupt(self: pbrl.train.Run, iteration: int, cfg: Any) -> dict[str, float]:
+    def interrupt(self: TrainingRun, iteration: int) -> dict[str, float]:
         signal.raise_signal(signal.SIGINT)
-        return iterate(self, iteration, cfg)
+        return iterate(self, iteration)
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(pbrl.train.Run, "iterate", interrupt)
+        patch.setattr(TrainingRun, "iterate", interrupt)
         code, out, _ = train(PAIR, tmp_path)
     assert code == 128 + signal.SIGINT
     assert "0 of 2 runs are finished; stopped by a signal: the same command continues" in out
@@ -338,7 +340,7 @@ def test_names_and_folders_may_be_templates(
 ) -> None:
     runs = [tmp_path / "runs" / folder.format(seed) for seed in (0, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(pbrl.train, "Run", None)  # all fail, to try the command that runs them again
+        patch.setattr(pbrl.train, "TrainingRun", None)  # all fail, to try the command that runs them again
         assert train([*PAIR, template, "iterations=1"], tmp_path)[0] == 1
     table = summary(tmp_path)
     assert all(str(run.relative_to(tmp_path)) in table for run in runs)

@@ -159,7 +159,10 @@ def test_fields_not_named_in_keep_are_none(make_policy: MakePolicy) -> None:
 def test_what_agents_receive_has_no_rewards_in_it(make_policy: MakePolicy) -> None:
     simulator = Simulator("hopper_stand", seed=0, steps=3)
     policy = make_policy(simulator)
-    behaviour = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0, keep=BOTH).without_rewards()
+    collected = simulator.collect(policy, two_policies(policy), np.array([0]), iteration=0, keep=BOTH)
+    behaviour = collected.without_rewards(np.array([7]), ["actions"])
+    assert behaviour.number.tolist() == [7]
+    assert behaviour.observations is None
     assert type(behaviour) is Behaviour
     assert not any("reward" in name or "return" in name for name in dir(behaviour))
 

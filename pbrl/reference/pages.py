@@ -1,0 +1,231 @@
+"""The pages made of the reference runs: results/README.md with its figures, and tables in other pages.
+
+In any page that conf/reference.yaml names, what stands between `<!-- results: short returns -->` and `<!-- end -->`
+is replaced. Nothing in them is typed by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pbrl.reference.protocol import PlannedRun
+from pbrl.reference.runner import Results
+from pbrl.report import figures, tables
+from pbrl.report.curves import draw_curves
+from pbrl.report.ledger import ledger, unequal_budgets
+from pbrl.report.provenance import commands
+from pbrl.report.runs import RecordedRun
+from pbrl.report.sections import EVALUATED, FINAL, RETURNS_NOTE
+from pbrl.report.shipped import ShippedRun
+from pbrl.report.stats import Estimate
+from pbrl.report.tables import RATIONAL, Bootstrap, Table, headline, names, select
+from pbrl.run.files import write_atomically
+from pbrl.run.settings import ConfigurationError
+
+BLOCKS = ("progress", "figure", "returns", "evaluations", "statistics", "cost", "commands")
+MARKED = re.compile(r"(?P<begin><!-- results: (?P<name>[^>\n]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+PICTURE = re.compile(r"\]\((?=[\w.-]+\.png\))")
+INTRODUCTION = """# Reference results
+
+Made by `python -m pbrl.reference write` from the files beside it: nothing is typed by hand.
+`python -m pbrl.reference run` makes the runs that are missing and adds them; `python -m pbrl.report runs/ --reference`
+draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml).
+"""
+INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened for few seeds (docs/report.md)."
+
+
+def write(runs: Sequence[PlannedRun], results: Results, pages: Iterable[Path], bootstrap: Bootstrap) -> None:
+    """Write results/README.md, its figures, and the tables of other pages. `runs` are those of all protocols."""
+    blocks: dict[str, str] = {}
+    text = INTRODUCTION
+    for protocol in dict.fromkeys(run.protocol for run in runs):
+        planned = [run for run in runs if run.protocol == protocol]
+        shipped = list(results.runs.get(protocol, {}).values())
+        made = {"progress": progress(planned, shipped)}
+        if shipped:
+            made |= findings(protocol, shipped, results.folder, bootstrap)
+        text += f"\n## {protocol}\n\n" + "\n".join(made.values())
+        blocks |= {f"{protocol} {name}": made.get(name, made["progress"]) for name in BLOCKS}
+    write_atomically(results.folder / "README.md", text)
+    for page in pages:
+        if page.exists():
+            write_atomically(page, replace_marked(page.read_text(), blocks, page, results.folder))
+
+
+def replace_marked(text: str, blocks: Mapping[str, str], page: Path, folder: Path) -> str:
+    """The text of a page with new blocks between its markers. `folder` is where figures are."""
+    if text.count("<!-- results:") != len(MARKED.findall(text)):
+        raise ConfigurationError(
+            f"{page}: every <!-- results: NAME --> needs an <!-- end --> after it, on lines of their own"
+        )
+    to_folder = os.path.relpath(folder, page.parent)
+
+    def replace(found: re.Match[str]) -> str:
+        if (name := found["name"]) not in blocks:
+            raise ConfigurationError(f"{page}: there are no results called {name!r}, only {', '.join(blocks)}")
+        return found["begin"] + PICTURE.sub(f"]({to_folder}/", blocks[name]) + found["end"]
+
+    return MARKED.sub(replace, text)
+
+
+def findings(protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstrap: Bootstrap) -> dict[str, str]:
+    """All there is to say about the runs of a protocol, by name; its figure is written to the folder."""
+    runs = [each.recorded for each in shipped]
+    several = len(names(runs, "teacher")) > 1
+    blocks = {"figure": (robustness_figure if several else curves_figure)(protocol, runs, folder, bootstrap)}
+    blocks["returns"] = returns(runs, "final_return", FINAL, bootstrap) + f"\n{RETURNS_NOTE} {INTERVALS}\n"
+    if "random" in names(runs, "agent"):
+        blocks["returns"] += f"\n{against_random(runs, bootstrap)}\n"
+    blocks["evaluations"] = returns(runs, "eval_return", EVALUATED, bootstrap)
+    blocks["statistics"] = "\n".join(statistics(runs, teacher, bootstrap) for teacher in names(runs, "teacher"))
+    blocks["cost"] = f"{markdown(ledger(runs))}\n{markdown(minutes(shipped))}\n{hours(shipped)}\n"
+    blocks["commands"] = (
+        "\n".join(
+            [
+                "The commands that repeat these runs:\n",
+                listing(commands(run.settings for run in runs)),
+                versions(shipped),
+            ]
+        )
+        + f" Each run's own command and versions are in `{protocol}.parquet`.\n"
+    )
+    return blocks
+
+
+def progress(planned: Sequence[PlannedRun], shipped: Sequence[ShippedRun]) -> str:
+    """What is there and what is missing, and what is not as the protocol has it now."""
+    there = {each.name: each for each in shipped}
+    done = sum(run.name in there for run in planned)
+    if not shipped:
+        return f"None of the {len(planned)} runs is there yet.\n"
+    text = f"{done} of {len(planned)} runs are there.\n"
+    if done < len(planned):
+        agents = list(dict.fromkeys(run.name[1] for run in planned))
+        table = Table("seeds", "Seeds that are there", ["task", "teacher", *agents], keys=2)
+        for task, teacher in dict.fromkeys((run.name[0], run.name[2]) for run in planned):
+            cells = []
+            for agent in agents:
+                wanted = [run.name in there for run in planned if run.name[:3] == (task, agent, teacher)]
+                cells.append(f"{sum(wanted)} of {len(wanted)}" if wanted else "-")
+            table.rows.append([task, teacher, *cells])
+        text += f"\n{markdown(table)}"
+    wanted_now = {run.name: run.identity for run in planned}
+    for name, each in sorted(there.items()):
+        if wanted_now.get(name) != each.identity:
+            why = (
+                "has other settings than the protocol has now" if name in wanted_now else "is no longer in the protocol"
+            )
+            text += f"\n**{', '.join(map(str, name))} {why}.**\n"
+    return text
+
+
+def returns(runs: Sequence[RecordedRun], quantity: str, title: str, bootstrap: Bootstrap) -> str:
+    """A table for each teacher: tasks by agents."""
+    made = []
+    for teacher in names(runs, "teacher"):
+        table = tables.returns(
+            select(runs, teacher=teacher), teacher, quantity, f"{title}, {teacher} teacher", bootstrap
+        )
+        made.append(markdown(table))
+    return "\n".join(made)
+
+
+def statistics(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> str:
+    """Interquartile mean, optimality gap and probability of improvement over the tasks that all agents have."""
+    group = select(runs, teacher=teacher)
+    aggregates = tables.aggregates(group, teacher, bootstrap)
+    if not aggregates.rows:
+        return "No task has runs of all agents yet.\n"
+    only = f"Over {', '.join(tables.shared_tasks(group))}, which all agents have runs of.\n"
+    parts = [markdown(aggregates), only, markdown(tables.improvement(group, teacher, bootstrap))]
+    return "\n".join([*parts, headline(aggregates, teacher)]) + "\n"
+
+
+def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
+    """Which agents have not been shown to be better than `random`, where."""
+    not_shown: dict[str, list[str]] = {}
+    for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs if run.agent != "random"}):
+        theirs = final(select(runs, task=task, teacher=teacher, agent="random"), bootstrap)
+        ours = final(select(runs, task=task, teacher=teacher, agent=agent), bootstrap)
+        if not ours.low > theirs.high:  # also where there is no interval
+            not_shown.setdefault(agent, []).append(f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task)
+    above = "Above `random`, interval above interval: every agent on every task"
+    except_for = "; ".join(f"{agent} ({', '.join(tasks)})" for agent, tasks in not_shown.items())
+    return f"{above}, except {except_for}." if not_shown else f"{above}."
+
+
+def final(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Estimate:
+    """The mean final return of some runs; nan without any."""
+    if not runs:
+        return Estimate(*(np.array(math.nan) for _ in range(3)))
+    return bootstrap(tables.mean, [np.array([run.final_return for run in runs])])
+
+
+def curves_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, _: Bootstrap) -> str:
+    """The paper's figure."""
+    (teacher,) = names(runs, "teacher")
+    title = f"Return against iterations, {teacher} teacher"
+    looks = figures.styles(names(runs, "agent"))
+    drawn = draw_curves(runs, "iteration", looks, title=title, notes=unequal_budgets(runs, "iteration"))
+    write_atomically(folder / f"{protocol}.png", figures.render(drawn, protocol).png)
+    return f"![{title}]({protocol}.png)\n\nMean over seeds of return_mean; shaded, its standard error.\n"
+
+
+def robustness_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, bootstrap: Bootstrap) -> str:
+    """The matrix agent by teacher, drawn and as a table."""
+    if RATIONAL not in names(runs, "teacher"):
+        return "There is no run with the rational teacher yet, with which the others are compared.\n"
+    table = tables.robustness(runs, bootstrap)
+    write_atomically(folder / f"{protocol}.png", figures.render(figures.robustness(table), protocol).png)
+    return f"![{table.title}]({protocol}.png)\n\n{markdown(table)}"
+
+
+def minutes(shipped: Sequence[ShippedRun]) -> Table:
+    """How long a run takes: tasks by agents."""
+    runs = [each.recorded for each in shipped]
+    agents = names(runs, "agent")
+    table = Table("minutes", "Minutes of one core for a run, mean", ["task", *agents])
+    for task in names(runs, "task"):
+        taken = [[each.hours for each in shipped if each.name[:2] == (task, agent)] for agent in agents]
+        table.rows.append([task, *(f"{60 * float(np.mean(each)):,.1f}" if each else "-" for each in taken)])
+    return table
+
+
+def hours(shipped: Sequence[ShippedRun]) -> str:
+    """How long it took in all."""
+    return f"{sum(each.hours for each in shipped):,.1f} hours of one core for {len(shipped)} runs."
+
+
+def versions(shipped: Sequence[ShippedRun]) -> str:
+    """The versions that the runs were made with."""
+    every: dict[str, dict[str, None]] = {}
+    for each in shipped:
+        for noted in each.versions:
+            for package, version in noted.items():
+                every.setdefault(package, {})[version] = None
+    return "Made with " + "; ".join(f"{package} {', '.join(found)}" for package, found in every.items()) + "."
+
+
+def markdown(table: Table) -> str:
+    """A table with its title, for a page."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rows = [
+        [f"**{cell}**" if (i, j) in table.best else cell for j, cell in enumerate(row)]
+        for i, row in enumerate(table.rows)
+    ]
+    rule = ["---"] * table.keys + ["--:"] * (len(table.columns) - table.keys)
+    return f"{table.title}:\n\n" + "\n".join(map(line, [table.columns, rule, *rows])) + "\n"
+
+
+def listing(lines: Sequence[str]) -> str:
+    """Lines to copy, such as commands."""
+    return "\n".join(f"    {each}" for each in lines) + "\n"
