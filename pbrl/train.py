@@ -149,7 +149,7 @@ def command() -> None:
         sweep.check_plugins(sys.argv[1:])
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
-    with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
+    with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.*"]):
         main()
 
 
