@@ -58,6 +58,11 @@ def test_an_agent_an_oracle_and_a_task_of_ones_own(extension: Path, search: list
     assert all("share" in row for row in rows)
     choices = yaml.safe_load((folder / "config.yaml").read_text())["choices"]
     assert choices == {"agent": "hill_climber", "env": "spring_hold", "oracle": "tired"}
+    # A report reads such runs without importing anything of theirs.
+    (extension / "mine/__init__.py").write_text("raise RuntimeError('imported')")
+    done = run(["pbrl.report", "runs"], extension)
+    assert done.returncode == 0, done.stderr
+    assert "hill_climber" in done.stdout
 
 
 def test_nothing_of_ones_own_runs_unless_it_is_allowed(extension: Path) -> None:
@@ -68,15 +73,6 @@ def test_nothing_of_ones_own_runs_unless_it_is_allowed(extension: Path) -> None:
     assert "agent names 'mine.agent.HillClimber'" in done.stderr
     assert "add allow=[mine]" in done.stderr
     assert not (extension / "imported").exists()
-
-
-def test_a_report_reads_such_runs_without_importing_them(extension: Path) -> None:
-    own = ["--config-dir", "my_conf", "allow=[mine]", "agent=hill_climber", "oracle=tired", "env=spring_hold"]
-    assert run(["pbrl.train", *own, *SMALL], extension).returncode == 0
-    (extension / "mine/__init__.py").write_text("raise RuntimeError('imported')")
-    done = run(["pbrl.report", "runs"], extension)
-    assert done.returncode == 0, done.stderr
-    assert "hill_climber" in done.stdout
 
 
 def test_the_readmes_snippets_run(tmp_path: Path) -> None:

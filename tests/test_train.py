@@ -21,7 +21,6 @@ from safetensors.numpy import load_file
 from pbrl.run import checkpoint
 from pbrl.run.films import Films
 from pbrl.run.record import read
-from pbrl.run.settings import choices
 from pbrl.train import command, is_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -122,8 +121,8 @@ def test_a_run_leaves_what_the_readme_promises(train: Command, tmp_path: Path) -
     assert record(folder.with_name("seed_0~1")) == record(folder)
 
 
-def check_that_killing_does_no_harm(train: Command, agent: str, kills: int, tmp_path: Path) -> None:
-    arguments = [*PLAIN, f"agent={agent}", "iterations=300"]
+def check_that_killing_does_no_harm(train: Command, agent: str, kills: int, iterations: int, tmp_path: Path) -> None:
+    arguments = [*PLAIN, f"agent={agent}", f"iterations={iterations}"]
     for way in ("whole", "killed"):
         (tmp_path / way).mkdir()
     code, _, err = train(arguments, tmp_path / "whole")
@@ -146,7 +145,7 @@ def check_that_killing_does_no_harm(train: Command, agent: str, kills: int, tmp_
 
 
 def test_killed_at_random_moments_the_record_is_the_uninterrupted_one(train: Command, tmp_path: Path) -> None:
-    check_that_killing_does_no_harm(train, "ncrs", 1, tmp_path)
+    check_that_killing_does_no_harm(train, "ncrs", 1, 100, tmp_path)
 
 
 @pytest.mark.parametrize("agent", ["ncrs", "ppo_rlhf"])
@@ -184,23 +183,12 @@ def test_the_literal_reading_is_a_run_of_its_own(train: Command, tmp_path: Path)
 
 def test_a_learnt_reward_is_compared_with_the_truth(train: Command, tmp_path: Path) -> None:
     """Where the reward is learnt from a teacher who is always right, it goes along with the true one."""
-    easy = ["env=cartpole_balance", "env.steps=100", "oracle=rational", "trajectories=32", "pairs=64"]
-    settings = [*PLAIN, *easy, "agent=ppo_rlhf", "iterations=6", "agent.reward_model.gradient_steps=40"]
+    easy = ["env=cartpole_balance", "env.steps=50", "oracle=rational", "trajectories=16", "pairs=32"]
+    settings = [*PLAIN, *easy, "agent=ppo_rlhf", "iterations=5", "agent.reward_model.gradient_steps=30"]
     code, _, err = train(settings, tmp_path)
     assert code == 0, err
     rows = record(tmp_path / "runs/cartpole_balance/ppo_rlhf/rational/seed_0")
     assert rows[-1]["reward_correlation"] > 0.5
-
-
-def test_a_budget_alone_suffices_for_every_agent(train: Command, tmp_path: Path) -> None:
-    """Settings follow the budget, below and above half the trajectories."""
-    for agent in choices("agent"):
-        for trajectories, pairs in ((8, 4), (8, 2), (8, 16)):
-            budget = [f"trajectories={trajectories}", f"pairs={pairs}", f"name={agent}_{pairs}", "iterations=2"]
-            code, _, err = train([*PLAIN, f"agent={agent}", *budget], tmp_path)
-            assert code == 0, (agent, err)
-            asked = record(tmp_path / f"runs/pendulum_swingup/{agent}_{pairs}/irrational/seed_0")[-1]["pairs_asked"]
-            assert asked == 2 * pairs, agent
 
 
 def test_checkpoints_of_an_earlier_version_are_refused_in_a_sentence(train: Command, tmp_path: Path) -> None:
@@ -225,7 +213,7 @@ def test_an_experiment_that_is_a_sweep_needs_no_m() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ncrs", "zpg", "dpo", "ppo_rlhf"])
 def test_killed_twenty_times(train: Command, agent: str, tmp_path: Path) -> None:
-    check_that_killing_does_no_harm(train, agent, 20, tmp_path)
+    check_that_killing_does_no_harm(train, agent, 20, 300, tmp_path)
 
 
 def _rows(folder: Path) -> int:

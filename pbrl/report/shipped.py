@@ -85,7 +85,9 @@ def write_runs(path: Path, runs: Sequence[ShippedRun]) -> None:
     """Replace a file of reference runs."""
     table = pyarrow.Table.from_pylist([_row(run) for run in sorted(runs, key=lambda run: run.name)], schema=SCHEMA)
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(table, sink, compression="zstd", compression_level=19, write_statistics=False)
+    parquet.write_table(
+        table, sink, compression="zstd", compression_level=19, write_statistics=False, write_page_checksum=True
+    )
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
@@ -104,7 +106,7 @@ def _row(run: ShippedRun) -> dict[str, Any]:
 def read_runs(path: Path) -> list[ShippedRun]:
     """The runs of a file, sorted by task, agent, teacher and seed. The file is data: nothing in it is executed."""
     try:
-        table = parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
+        table = parquet.read_table(pyarrow.BufferReader(path.read_bytes()), page_checksum_verification=True)
         if not table.schema.equals(SCHEMA) or (table.schema.metadata or {}).get(b"pbrl") != FORMAT:
             raise DamagedFileError(f"{path} is not a file of reference runs that this version of pbrl can read")
         return [_run(path, row) for row in table.to_pylist()]

@@ -5,7 +5,6 @@ Both have the ask/tell of `pbrl.search`, and minimise.
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
