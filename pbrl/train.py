@@ -151,17 +151,12 @@ def command() -> None:
         sweep.check_plugins(sys.argv[1:])
     except ConfigurationError as error:
         raise SystemExit(f"pbrl.train: {error}") from None
-<<<<<<< HEAD
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it cannot compose, and we say it shorter
     try:
-        with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.sweep.*"]):
+        with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.*"]):
             main()
     except (HydraException, OmegaConfBaseException) as error:
         raise SystemExit(f"pbrl.train: {composition_message(error, sys.argv[1:], 'train')}") from None
-=======
-    with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.*"]):
-        main()
->>>>>>> results
 
 
 if __name__ == "__main__":
