@@ -13,6 +13,7 @@ recompiles a cached function only when the function's own file changes.
 
 from __future__ import annotations
 
+import ctypes
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +94,11 @@ XX, XY, XZ, YX, YY, YZ, ZX, ZY, ZZ = range(9)  # columns of rotation matrices
 # The warnings with which MuJoCo gives up on a state and resets it, or ignores the controls.
 _INVALID = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")
 
-# A row of addresses: the model, the data, the counters of these warnings, then address and length of each field.
-_MODEL, _DATA, _WARNINGS = range(3)
+_SENSORS_OFF = np.int32(mujoco.mjtDisableBit.mjDSBL_SENSOR)
+
+# A row of addresses: the model, its flags, the data, the counters of these warnings, then address and length of each
+# field.
+_MODEL, _FLAGS, _DATA, _WARNINGS = range(4)
 _FIELDS = _WARNINGS + len(_INVALID)
 _AT: Any = namedtuple("_AT", Physics._fields)(*range(_FIELDS, _FIELDS + 2 * len(Physics._fields), 2))
 ROW_SIZE = _FIELDS + 2 * len(Physics._fields)
@@ -105,12 +109,24 @@ def addresses(physics: Any) -> Int64:
     warnings = physics.data.warning.number
     if warnings.dtype != np.int32:
         raise ImportError(f"this MuJoCo counts its warnings in {warnings.dtype}, not int32; see pyproject.toml")
-    row = [physics.model.ptr._address, physics.data.ptr._address]
+    row = [physics.model.ptr._address, _disable_flags(physics.model.ptr), physics.data.ptr._address]
     row += [warnings[int(getattr(mujoco.mjtWarning, name)) :].ctypes.data for name in _INVALID]
     for field in Physics._fields:
         array = getattr(physics.data, field)
         row += [array.ctypes.data, len(array)]
     return np.array(row, dtype=np.int64)
+
+
+def _disable_flags(model: Any) -> int:
+    """The address of `opt.disableflags`, what a model switches off: the integer after the arrays that follows it."""
+    integers = (ctypes.c_int32 * 16).from_address(model.opt.o_friction.ctypes.data + model.opt.o_friction.nbytes)
+    before = [*integers]
+    model.opt.disableflags ^= int(_SENSORS_OFF)
+    changed = [place for place in range(16) if integers[place] != before[place]]
+    model.opt.disableflags ^= int(_SENSORS_OFF)
+    if len(changed) != 1:
+        raise ImportError("this MuJoCo keeps its flags in another place; see pyproject.toml")
+    return ctypes.addressof(integers) + 4 * changed[0]
 
 
 class Dynamics(NamedTuple):
@@ -120,16 +136,20 @@ class Dynamics(NamedTuple):
     high: Float64  # [act]
     sub_steps: int  # physics steps in a control step
     runge_kutta: bool  # whether MuJoCo integrates by RK4
+    force_sensors: bool  # whether a sensor measures forces or accelerations
+    all_sensors: bool  # whether a sensor must be computed in every physics step, because it remembers
 
 
 def dynamics(environment: Any) -> Dynamics:
     """How a dm_control environment makes a control step."""
-    spec = environment.action_spec()
+    spec, model = environment.action_spec(), environment.physics.model.ptr
     return Dynamics(
         low=np.array(np.broadcast_to(spec.minimum, spec.shape), np.float64, order="C"),
         high=np.array(np.broadcast_to(spec.maximum, spec.shape), np.float64, order="C"),
         sub_steps=int(environment._n_sub_steps),
-        runge_kutta=bool(environment.physics.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4.value),
+        runge_kutta=bool(model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4.value),
+        force_sensors=bool((model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC.value).any()),
+        all_sensors=bool(getattr(model, "nhistory", 0) or model.nplugin),
     )
 
 
@@ -146,7 +166,7 @@ def _pointer_to(kind: types.Type) -> Any:
     return pointer
 
 
-_doubles, _counter, _integers = _pointer_to(types.float64), _pointer_to(types.int32), _pointer_to(types.int64)
+_doubles, _int32s, _integers = _pointer_to(types.float64), _pointer_to(types.int32), _pointer_to(types.int64)
 
 
 @cached
@@ -205,21 +225,29 @@ def observe_and_reward(
 def _control_step(row: Int64, action: Float64, dynamics: Dynamics) -> bool:
     """Apply the clipped action for one control step, in dm_control's order; False if the physics became invalid.
 
-    dm_control ends on the first half of a physics step, so that what it observes belongs to the new state.
+    dm_control ends on the first half of a physics step, so that what it observes belongs to the new state. There the
+    sensors of positions and velocities are computed, and in the last whole physics step those of forces and
+    accelerations; before, sensors are switched off.
     """
     model, data, ctrl = row[_MODEL], row[_DATA], _vector(row, _AT.ctrl)
     for i in range(len(action)):
         ctrl[i] = min(max(action[i], dynamics.low[i]), dynamics.high[i]) if action[i] == action[i] else np.nan
-    if dynamics.runge_kutta:
-        _step(model, data)
-    else:
-        _step2(model, data)
-    for _ in range(dynamics.sub_steps - 1):
-        _step(model, data)
+    flags = carray(_int32s(row[_FLAGS]), (1,))
+    flags_before = flags[0]
+    if not dynamics.all_sensors:
+        flags[0] |= _SENSORS_OFF
+    for sub_step in range(dynamics.sub_steps):
+        if sub_step == dynamics.sub_steps - 1 and dynamics.force_sensors:
+            flags[0] = flags_before
+        if sub_step == 0 and not dynamics.runge_kutta:
+            _step2(model, data)
+        else:
+            _step(model, data)
+    flags[0] = flags_before
     _step1(model, data)
     warnings = 0
     for i in range(_WARNINGS, _FIELDS):
-        warnings += carray(_counter(row[i]), (1,))[0]
+        warnings += carray(_int32s(row[i]), (1,))[0]
     return warnings == 0
 
 
