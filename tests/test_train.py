@@ -148,7 +148,7 @@ def test_killed_at_random_moments_the_record_is_the_uninterrupted_one(train: Com
     check_that_killing_does_no_harm(train, "ncrs", 1, 100, tmp_path)
 
 
-@pytest.mark.parametrize("agent", ["ncrs", "ppo_rlhf"])
+@pytest.mark.parametrize("agent", ["ncrs", pytest.param("ppo_rlhf", marks=pytest.mark.slow)])
 def test_normalised_observations_continue_exactly(agent: str, train: Command, tmp_path: Path) -> None:
     arguments = [
         *PLAIN,
@@ -240,7 +240,7 @@ def test_a_signal_after_the_moment_to_save_waits_for_the_next(
     assert "4 of 6 iterations are there" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_path: Path) -> None:
     arguments = [*PLAIN, "checkpoint_every=1000", "iterations=5000"]
     process = start(arguments, tmp_path)

@@ -309,6 +309,7 @@ def test_a_sweep_continues_after_a_refused_run_and_lists_it(
     assert all("target must be null, sgd, or an accuracy" in line for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_a_refused_run_in_another_process_makes_the_sweep_fail(tiny: Path, tmp_path: Path) -> None:
     sweep = ["-m", "lr=-1.0,0.001", f"root={tmp_path}", "iterations=3", "hydra/launcher=joblib"]
     command = [sys.executable, "-m", "pbrl.finetune", *overrides(tiny), *sweep]

@@ -50,6 +50,7 @@ def test_the_dimension_is_measured_once_and_kept(
         measure("[99]")
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_with_bare_inference(
     settings: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

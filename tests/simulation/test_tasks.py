@@ -90,7 +90,9 @@ def small_policy(simulator: Simulator) -> GaussianPolicy:
     )
 
 
-@pytest.mark.parametrize("name", sorted(tasks.NAMES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in NATIVE else ()) for name in sorted(tasks.NAMES)]
+)
 def test_every_task_of_the_suite_gives_the_same_on_any_number_of_threads(name: str) -> None:
     collected = []
     for threads in (1, 3):
