@@ -46,7 +46,7 @@ class TrainingRun:
         rng = np.random.default_rng(learning)
         self.agent = build_agent(settings, self.simulator, rng=rng, **budget)
         self.policy = self.agent.policy
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(teaching))
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(teaching), folder=self.folder)
         self.ledger = Ledger(
             simulator=self.simulator,
             oracle=oracle,
