@@ -195,7 +195,7 @@ def films_of(film: Film, steps: int) -> list[dict[str, Any]]:
     assert trajectories.actions is not None, "the ledger keeps actions for an oracle that looks at behaviour"
     for row, step in enumerate(film.step.tolist()):
         actions = trajectories.actions[row, : min(int(trajectories.lengths[row]), step + steps)]
-        coded = base64.b64encode(np.ascontiguousarray(actions, "<f4")).decode()
+        coded = base64.b64encode(actions.astype("<f4").tobytes()).decode()
         found.append(
             {"start": trajectories.start[row].tolist(), "step": step, "steps": steps, "actions": coded}
             | {"act_size": actions.shape[1]}

@@ -85,8 +85,16 @@ def serve(options: argparse.Namespace) -> None:
         print(f"\n    {address}?token={token}\n", flush=True)
         if options.browser:
             webbrowser.open(f"{address}?token={token}")
-        quiet = {"access_log": False, "server_header": False, "lifespan": "off", "ws": "none", "log_level": "warning"}
-        server = uvicorn.Server(uvicorn.Config(app, **quiet, timeout_graceful_shutdown=2))
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            log_level="warning",
+            timeout_graceful_shutdown=2,
+        )
+        server = uvicorn.Server(config)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
 

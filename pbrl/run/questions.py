@@ -320,7 +320,9 @@ class AnswerLog:
             else:
                 raise ValueError("it is none of answer, undone, taken")
         except (ValueError, TypeError, RecursionError) as error:
-            raise QuestionsError(f"{self.path}, line {self._lines} cannot be used: {error}") from None
+            number = self._lines
+            self._forget()
+            raise QuestionsError(f"{self.path}, line {number} cannot be used: {error}") from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
