@@ -145,7 +145,7 @@ class Desk:
     def answer(self, key: Any, **given: Any) -> dict[str, Any]:
         """Save an answer; it is on disk when this returns."""
         run = self._runs.get(key) if isinstance(key, str) else None
-        asked = run and read_round(run.folder)
+        asked = None if run is None else read_round(run.folder)
         if run is None or asked is None:
             raise RefusedError("this question is not asked any more")
         answer = Answer(**given, at=now())

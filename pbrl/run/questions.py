@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pbrl.run.files import sync_folder, write_atomically
 
@@ -37,6 +37,7 @@ ANNOTATOR = re.compile(r"[\w .@+-]{1,40}")  # what a person may be called
 LARGEST, LONGEST_TEXT = 1_000_000, 500  # bytes of a file or a line, characters
 
 Verdict = Literal["left", "right", "equal", "skip"]
+Kind = TypeVar("Kind", bound="Round | ShownQuestion | Answer")
 
 
 class QuestionsError(RuntimeError):
@@ -191,7 +192,7 @@ def digest(*parts: str | bytes) -> str:
     return hashed.hexdigest()[:32]
 
 
-def _read(path: Path, kind: type[Any]) -> Any:
+def _read(path: Path, kind: type[Kind]) -> Kind | None:
     """The content of a file, checked; None if there is no file."""
     try:
         with path.open("rb") as file:
@@ -209,7 +210,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
         raise QuestionsError(f"{path} cannot be used: {error}") from None
 
 
-def build(kind: type[Any], found: Mapping[str, Any]) -> Any:
+def build(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
     """A checked object from plain data that somebody else may have written."""
     known = {each.name: str(each.type) for each in fields(kind)}
     if unknown := sorted({*found} - {*known}):
@@ -308,7 +309,7 @@ class AnswerLog:
             found = json.loads(line)
             event = found.pop("event", None) if isinstance(found, dict) else None
             if event == "answer":
-                answer: Answer = build(Answer, found)
+                answer = build(Answer, found)
                 self.answers.setdefault(answer.id, answer)
             elif event == "undone" and isinstance(found.get("id"), str) and found.get("answer") in self.answers:
                 self.undone.setdefault(found["id"], found["answer"])
