@@ -51,6 +51,8 @@ from pbrl.run.questions import (
 )
 from pbrl.run.signals import Stopped
 
+pytestmark = pytest.mark.slow  # processes that are killed, and a thousand requests
+
 NAMES = [digest(str(number)) for number in range(3)]
 ROUND = Round(
     iteration=0, iterations=1, text="?", answers=1, levels=5, lease_seconds=120.0, seconds=None, questions=NAMES

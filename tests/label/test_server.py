@@ -23,6 +23,8 @@ from pbrl.label import desk as desks
 from pbrl.label.server import LARGEST_BODY, is_loopback
 from pbrl.run.questions import AnswerLog, read_page, read_round
 
+pytestmark = pytest.mark.slow  # processes that are killed, and a thousand requests
+
 RUN = Path("walker_walk", "ncrs", "human", "seed_0")
 
 
