@@ -13,8 +13,7 @@ import conf
 from oracles import links
 from oracles.teacher import Teacher
 
-# All that judge by rewards: a person looks at behaviour, and has tests of their own.
-PRESETS = sorted({path.stem for path in (Path(conf.__file__).parent / "oracle").glob("*.yaml")} - {"human"})
+PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "oracle").glob("*.yaml"))
 
 RATIONAL = partial(
     Teacher,

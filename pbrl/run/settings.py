@@ -31,9 +31,9 @@ TRUSTED = ("agents", "oracles", "pbrl")
 
 # What the runner offers to the class of a node, beside the node's own settings.
 OFFERED = {
-    "agent": ("policy", "rng", "trajectories", "pairs", "iterations", "action_bounds"),
+    "agent": ("policy", "rng", "trajectories", "pairs", "iterations"),
     "agent.policy": ("obs_size", "act_size", "action_bounds"),
-    "oracle": ("rng", "folder"),
+    "oracle": ("rng",),
     "method": ("parameters", "seed", "threads"),
     "model": ("seed",),
     "task": ("rng",),

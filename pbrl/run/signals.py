@@ -11,8 +11,6 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_received: list[int] = []
-
 
 class Stopped(SystemExit):
     """The run has saved its state and stopped because of a signal."""
@@ -28,25 +26,20 @@ def catch_signals() -> Iterator[list[int]]:
 
     Only the main thread of a process can catch signals: in others the list stays empty.
     """
-    _received.clear()
+    received: list[int] = []
 
     def handle(number: int, _: Any) -> None:
-        if _received:
+        if received:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        _received.append(number)
+        received.append(number)
         print("\nfinishing this iteration; repeat the signal to stop at once", file=sys.stderr)
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
-        yield _received
+        yield received
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def caught_signal() -> int:
-    """The number of the signal that a run was asked to stop with, for those who wait within an iteration; 0 if none."""
-    return _received[0] if _received else 0

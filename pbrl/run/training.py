@@ -46,10 +46,9 @@ class TrainingRun:
         self.calibration = Simulator(**where, seed=stream["calibration"])
         budget = {"trajectories": settings["trajectories"], "pairs": settings["pairs"]}
         rng = np.random.default_rng(stream["agent"])
-        self.agent = build_agent(settings, self.simulator, rng=rng, iterations=settings["iterations"], **budget)
+        self.agent = build_agent(settings, self.simulator, rng=rng, **budget)
         self.policy = self.agent.policy
-        teaching = np.random.default_rng(stream["teacher"])
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=teaching, folder=self.folder)
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(stream["teacher"]))
         self.ledger = Ledger(
             simulator=self.simulator,
             oracle=oracle,
@@ -64,12 +63,6 @@ class TrainingRun:
             raise ConfigurationError(
                 f"{answers // settings['pairs']} answers to each of {settings['pairs']} pairs cost more than the "
                 f"{self.ledger.bits_per_iteration} that an iteration has: bits={answers} grants them"
-            )
-        pool = getattr(self.agent, "pool", None)
-        if pool is not None and pool > self.ledger.remember:
-            raise ConfigurationError(
-                f"the agent asks about its last {pool} trajectories, but the run remembers {self.ledger.remember}: "
-                f"remember={pool} keeps them, or agent.pool={self.ledger.remember} asks about fewer"
             )
 
     def iterate(self, iteration: int) -> dict[str, float]:
@@ -165,5 +158,5 @@ def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: An
     policy = build_policy(node["policy"], simulator, allow=allow)
     if settings["normalise_observations"]:
         policy.normaliser = Normaliser(simulator.obs_size)
-    agent: Agent = build(node, allow=allow, policy=policy, action_bounds=simulator.action_bounds, **offered)
+    agent: Agent = build(node, allow=allow, policy=policy, **offered)
     return agent
