@@ -105,14 +105,13 @@ def _row(run: ShippedRun) -> dict[str, Any]:
 
 def read_runs(path: Path) -> list[ShippedRun]:
     """The runs of a file, sorted by task, agent, teacher and seed. The file is data: nothing in it is executed."""
+    content = path.read_bytes()
     try:
-        table = parquet.read_table(pyarrow.BufferReader(path.read_bytes()), page_checksum_verification=True)
+        table = parquet.read_table(pyarrow.BufferReader(content), page_checksum_verification=True)
         if not table.schema.equals(SCHEMA) or (table.schema.metadata or {}).get(b"pbrl") != FORMAT:
-            raise DamagedFileError(f"{path} is not a file of reference runs that this version of pbrl can read")
+            raise ValueError("it is not a file of reference runs of this version of pbrl")
         return [_run(path, row) for row in table.to_pylist()]
-    except (pyarrow.ArrowException, NotARunError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
+    except (pyarrow.ArrowException, NotARunError, OSError, LookupError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -122,7 +121,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> ShippedRun:
     settings = upgrade(settings, path)
     metrics = {name: np.array(row[name], np.float64) for name in PER_ITERATION}
     if len({len(values) for values in metrics.values()}) != 1 or not len(metrics["iteration"]):
-        raise DamagedFileError(f"{path}: the columns of {row['task']}, {row['agent']} differ in length")
+        raise ValueError(f"the columns of {row['task']}, {row['agent']} differ in length")
     recorded = RecordedRun(
         folder=path,
         settings=settings,
