@@ -26,6 +26,7 @@ from pbrl.run.settings import digest
 from pbrl.run.versions import noted_versions
 
 FORMAT = b"1"
+PAUSED = 10.0  # times the median: an iteration that took longer was paused
 PER_ITERATION = {
     "iteration": pyarrow.int64(),
     "return_mean": pyarrow.float64(),
@@ -38,7 +39,9 @@ SCHEMA = pyarrow.schema(
         *(pyarrow.field(name, pyarrow.string()) for name in ("task", "agent", "teacher")),
         pyarrow.field("seed", pyarrow.int64()),
         *(pyarrow.field(name, pyarrow.string()) for name in ("command", "settings", "versions")),  # the last two: JSON
-        pyarrow.field("hours", pyarrow.float64()),  # with evaluation and everything else, on the machine that made it
+        pyarrow.field(
+            "hours", pyarrow.float64()
+        ),  # by the clock, with evaluation and all that the machine did beside it
         *(pyarrow.field(name, pyarrow.list_(kind)) for name, kind in PER_ITERATION.items()),
     ],
     metadata={"pbrl": FORMAT},
@@ -67,6 +70,12 @@ class ShippedRun:
     def identity(self) -> tuple[str, int]:
         """The same for two runs that learn the same: a fingerprint of the settings, and the iterations."""
         return digest(self.recorded.settings), int(self.recorded.settings["iterations"])
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """What an iteration takes on average. One that took ten times the median was paused, and counts as that."""
+        taken = np.diff(self.recorded.metrics["seconds"], prepend=0.0)
+        return float(np.minimum(taken, PAUSED * np.median(taken)).mean())
 
 
 def files(folder: Path) -> list[Path]:

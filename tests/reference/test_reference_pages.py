@@ -56,7 +56,7 @@ def test_tables_figures_and_what_is_missing(tmp_path: Path) -> None:
     )
     assert "| irrational | ncrs | 6 | 10 | 640 (64) | 640,000 (64,000) | 320 (32) | 320 (32) |" in page
     assert "| walker_walk | 0.5 | 0.5 | 0.5 |" in page  # minutes: 10 iterations of 3 seconds
-    assert "0.1 hours of one core for 16 runs." in page
+    assert "16 runs took 0.1 hours by the clock" in page
     assert (
         "    python -m pbrl.train -m agent=ncrs,random env=cheetah_run,walker_walk oracle=irrational seed=0,1,2" in page
     )

@@ -50,6 +50,16 @@ def test_what_goes_in_comes_out(runs: list[ShippedRun], written: bytes, tmp_path
     assert len(written) / len(runs) < 5_000  # some kilobytes a run
 
 
+def test_a_paused_iteration_does_not_count_in_full(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, [1.0] * 10)  # 3 seconds each
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    rows[4] = rows[4].replace('"seconds_learn": 0.5', '"seconds_learn": 7000.5')
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    run = from_folder(folder, "")
+    assert run.seconds_per_iteration == pytest.approx((9 * 3 + 30) / 10)
+    assert run.hours == pytest.approx(7030 / 3600, rel=1e-3)
+
+
 @given(st.data())
 def test_the_order_does_not_matter(
     data: st.DataObject, runs: list[ShippedRun], written: bytes, tmp_path_factory: pytest.TempPathFactory
