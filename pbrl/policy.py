@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,46 @@ class Weights(NamedTuple):
     std: Float32 | None  # [K, act]; None: squashed, and the last `act` outputs give it
     log_std_bounds: tuple[float, float] | None = None  # log_std = low + (high - low) / 2 * (tanh(output) + 1)
     centre_and_scale: tuple[Float64, Float64] | None = None  # [act] each: action = centre + scale * tanh(x)
+
+
+class Change(NamedTuple):
+    """What each of K policies adds to one layer: U V to the weights, and something to the bias. The rank may be 0."""
+
+    U: Float32  # [K, inputs, rank]
+    V: Float32  # [K, rank, outputs]
+    bias: Float32  # [K, outputs]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """K policies that differ from one by a change of low rank in each layer: together they act nearly as fast as one.
+
+    Given to `collect` in place of parameters [K, size]. What follows the network's parameters is the same for all.
+    """
+
+    base: Float32  # [size]
+    changes: Sequence[Change]  # of each layer
+
+    def __len__(self) -> int:
+        return len(self.changes[0].bias)
+
+    def full(self) -> Float32:
+        """The parameters of each [K, size]."""
+        parts, rest = [], self.base
+        for U, V, change in self.changes:
+            inputs, outputs = U.shape[1], V.shape[2]
+            weights, bias, rest = np.split(rest, [inputs * outputs, (inputs + 1) * outputs])
+            parts += [(weights.reshape(inputs, outputs) + U @ V).reshape(len(self), -1), bias + change]
+        return np.concatenate([*parts, np.tile(rest, (len(self), 1))], axis=1).astype(np.float32)
+
+    def folded(self, normaliser: Normaliser | None) -> LowRank:
+        """The changes to parameters whose first layer normalises; the base stays as it is."""
+        if normaliser is None:
+            return self
+        (U, V, bias), *rest = self.changes
+        U, along = normaliser.fold(U, np.zeros((len(U), U.shape[2]), np.float32))
+        bias = bias + (along[:, None] @ V)[:, 0]
+        return LowRank(self.base, [Change(U, V, bias), *rest])
 
 
 class Policy(Protocol):

@@ -4,8 +4,8 @@ Numba compiles them, so no C++ compiler is needed. libmujoco is the library insi
 that dm_control uses; its functions are found by name. A world (mjModel and mjData) is a row of addresses, and a task
 sees it as a `Physics` of arrays.
 
-The arithmetic of a trajectory does not depend on which others share its chunk: the policy works on blocks of four
-observations, padded with zeros, and sums in a fixed order. So results do not depend on chunks or threads.
+The arithmetic of a trajectory does not depend on which others share its chunk: the policy sums over a layer's inputs
+one after the other, for however many observations at a time. So results do not depend on chunks or threads.
 
 Everything that is cached on disk (`cached`), and every structure that it takes, is in this file, because Numba
 recompiles a cached function only when the function's own file changes.
@@ -23,6 +23,7 @@ import llvmlite.binding
 import mujoco
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
@@ -51,6 +52,14 @@ def _fused(function: Function) -> Function:
     return cast(
         Function,
         numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function),
+    )
+
+
+def _reordered(function: Function) -> Function:
+    """As `_fused`, with sums in whatever order is fastest: the same for all rows, as the code is the same."""
+    return cast(
+        Function,
+        numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})(function),
     )
 
 
@@ -198,7 +207,15 @@ def physics_at(row: Int64) -> Physics:
     )
 
 
-ObserveAndReward = Callable[[int, int], float]
+@intrinsic  # type: ignore[untyped-decorator]
+def _observe_and_reward_at(typing_context: Any, address: Any, row: Any, obs: Any) -> Any:  # noqa: ARG001
+    """Call the function at an address: see `observe_and_reward`. A function itself takes 100 us to pass to a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(ir.DoubleType(), [ir.IntType(64)] * 2)
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.float64(types.uintp, types.uintp, types.uintp), generate
 
 
 def observe_and_reward(
@@ -206,10 +223,10 @@ def observe_and_reward(
     reward: Callable[[Physics, Any], float],
     constants: Any,
     obs_size: int,
-) -> ObserveAndReward:
+) -> Any:
     """A task's `observe` and `reward` as one function of two addresses: a row, and an observation to fill.
 
-    Its type is the same for all tasks, so that the loops below are compiled once for all of them.
+    Loops take its `address`, valid for as long as the function lives, so that they are compiled once for all tasks.
     """
 
     @numba.cfunc(types.float64(types.uintp, types.uintp), error_model="numpy")  # type: ignore[untyped-decorator]
@@ -218,7 +235,7 @@ def observe_and_reward(
         observe(physics, constants, carray(_doubles(obs), (obs_size,)))
         return reward(physics, constants)
 
-    return cast(ObserveAndReward, both)
+    return both
 
 
 @cached
@@ -255,9 +272,14 @@ def _control_step(row: Int64, action: Float64, dynamics: Dynamics) -> bool:
 
 
 class Policies(NamedTuple):
-    """K policies as the loops read them; see `pbrl.simulation.packing`."""
+    """K policies as the loops read them; see `pbrl.simulation.packing`.
 
-    layers: Float32  # [K, packed]: weights and bias of each layer in turn, outputs padded
+    Either each has its layers, or all have the same and each its own changes of low rank.
+    """
+
+    layers: Float32  # [K or 1, packed] for each layer its panels in turn: the bias [LANES], the weights [inputs, LANES]
+    ranks: Int64  # [layers] of the changes; empty if there are none
+    changes: Float32  # [K, packed] for each layer: of the bias [outputs], then `rank` times [inputs] and [outputs]
     sizes: Int64  # widths of the layers
     relu: bool  # the hidden activation: ReLU or tanh
     squashed: bool  # whether actions are squashed, and the network's last outputs give their std
@@ -268,8 +290,9 @@ class Policies(NamedTuple):
     scale: Float32  # [act]
 
 
-BLOCK = 4  # observations that share one pass over the weights
-LANES = 8  # outputs of a layer are padded to a multiple of this
+LANES = 16  # outputs of a layer that are computed together; their number is padded to a multiple of this
+ROWS = 8  # observations at a time: they and the weights of a panel fit in the first cache
+_BLOCK = 4  # observations whose sums fit in the processor's registers
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
@@ -278,10 +301,115 @@ def padded(size: int) -> int:
     return -(-size // LANES) * LANES
 
 
+def _sums(rows: int, panels: int) -> Any:
+    """A function for compiled code: outputs [rows, panels * LANES] for inputs [rows, inputs] and neighbouring panels.
+
+    Every sum begins with the bias and adds the inputs in turn, in registers from first to last.
+    """
+    number, index, vector = ir.FloatType(), ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
+    all_the_same = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    fused = {"flags": ["contract"]}  # multiply and add in one instruction, where the processor can
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        x, x_size, n, w, w_size, y, y_size = arguments
+        x, w, y = (builder.inttoptr(address, number.as_pointer()) for address in (x, w, y))
+
+        def vector_at(start: Any, offset: Any) -> Any:
+            return builder.bitcast(builder.gep(start, [offset]), vector.as_pointer())
+
+        x_rows = [builder.gep(x, [builder.mul(x_size, index(row))]) for row in range(rows)]
+        y_rows = [builder.gep(y, [builder.mul(y_size, index(row))]) for row in range(rows)]
+        starts = [builder.gep(w, [builder.mul(w_size, index(panel))]) for panel in range(panels)]
+        biases = [builder.load(vector_at(start, index(0)), align=4) for start in starts]
+
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k = builder.phi(index)
+        totals = [[builder.phi(vector) for _ in starts] for _ in x_rows]
+        next_k = builder.add(k, index(1))
+        weights = [builder.load(vector_at(start, builder.mul(next_k, index(LANES))), align=4) for start in starts]
+        sums = []
+        for x_row, row_totals in zip(x_rows, totals, strict=True):
+            value = builder.load(builder.gep(x_row, [k]))
+            value = builder.insert_element(vector(ir.Undefined), value, index(0))
+            value = builder.shuffle_vector(value, vector(ir.Undefined), all_the_same)
+            products = [builder.fmul(value, each, **fused) for each in weights]
+            sums.append([builder.fadd(*each, **fused) for each in zip(row_totals, products, strict=True)])
+        k.add_incoming(index(0), before)
+        k.add_incoming(next_k, loop)
+        for row_totals, row_sums in zip(totals, sums, strict=True):
+            for total, bias, more in zip(row_totals, biases, row_sums, strict=True):
+                total.add_incoming(bias, before)
+                total.add_incoming(more, loop)
+        builder.cbranch(builder.icmp_unsigned("<", next_k, n), loop, after)
+
+        builder.position_at_end(after)
+        for y_row, row_sums in zip(y_rows, sums, strict=True):
+            for panel, total in enumerate(row_sums):
+                builder.store(total, vector_at(y_row, index(panel * LANES)), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def sums(typing: Any, x: Any, x_size: Any, n: Any, w: Any, w_size: Any, y: Any, y_size: Any) -> Any:  # noqa: ARG001
+        """Addresses of n inputs x, panels w and outputs y; how far it is from each row or panel to the next."""
+        return types.void(*[types.uintp] * 7), generate
+
+    return sums
+
+
+_block_sums, _one_rows_sums, _one_rows_last_sums = _sums(_BLOCK, 1), _sums(1, 2), _sums(1, 1)
+
+
+@cached
+def _affine(x: Float32, rows: int, inputs: int, layer: Float32, out: Float32, outputs: int) -> None:
+    """out = x weights + bias for the first rows, or up to three more. A panel is read once for all rows."""
+    x_size, out_size, panel_size = x.shape[1], out.shape[1], (inputs + 1) * LANES
+    panel, panels = 0, outputs // LANES
+    while panel < panels:
+        weights = layer[panel * panel_size :].ctypes.data
+        if rows > 1:
+            for row in range(0, rows, _BLOCK):
+                to = out[row, panel * LANES :].ctypes.data
+                _block_sums(x[row].ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 1
+        elif panel + 1 < panels:
+            to = out[0, panel * LANES :].ctypes.data
+            _one_rows_sums(x.ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 2
+        else:
+            to = out[0, panel * LANES :].ctypes.data
+            _one_rows_last_sums(x.ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 1
+
+
 @_fused
-def _tanh(x: Float32, columns: int) -> None:
+def _change(x: Float32, inputs: int, change: Float32, rank: int, out: Float32, outputs: int) -> None:
+    """out += (x U) V + bias for one row, with a change of U [inputs, rank], V [rank, outputs] and bias."""
+    for j in range(outputs):
+        out[j] += change[j]
+    offset = outputs
+    for _ in range(rank):
+        u, v = change[offset : offset + inputs], change[offset + inputs : offset + inputs + outputs]
+        offset += inputs + outputs
+        along = _dot(x, u)
+        for j in range(outputs):
+            out[j] += along * v[j]
+
+
+@_reordered
+def _dot(x: Float32, u: Float32) -> np.float32:
+    """The product of u with the beginning of x."""
+    total = np.float32(0)
+    for k in range(len(u)):
+        total += x[k] * u[k]
+    return total
+
+
+@_fused
+def _tanh(x: Float32, rows: int, columns: int) -> None:
     """tanh in place: a rational approximation, within 4e-7 of the true value, that compiles to vector code."""
-    for row in range(4):
+    for row in range(rows):
         for j in range(columns):
             y = min(max(x[row, j], np.float32(-7.9053111)), np.float32(7.9053111))
             y2 = y * y
@@ -300,78 +428,57 @@ def _tanh(x: Float32, columns: int) -> None:
 
 
 @_fused
-def _affine(x: Float32, inputs: int, weights: Float32, bias: Float32, out: Float32) -> None:
-    """out = x weights + bias for a block of four rows, four inputs at a time to reuse what is in registers."""
-    outputs = len(bias)
-    for row in range(4):
-        for j in range(outputs):
-            out[row, j] = bias[j]
-    k = 0
-    while k + 4 <= inputs:
-        a0, a1, a2, a3 = x[0, k], x[0, k + 1], x[0, k + 2], x[0, k + 3]
-        b0, b1, b2, b3 = x[1, k], x[1, k + 1], x[1, k + 2], x[1, k + 3]
-        c0, c1, c2, c3 = x[2, k], x[2, k + 1], x[2, k + 2], x[2, k + 3]
-        d0, d1, d2, d3 = x[3, k], x[3, k + 1], x[3, k + 2], x[3, k + 3]
-        for j in range(outputs):
-            w0, w1, w2, w3 = weights[k, j], weights[k + 1, j], weights[k + 2, j], weights[k + 3, j]
-            out[0, j] = out[0, j] + a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
-            out[1, j] = out[1, j] + b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
-            out[2, j] = out[2, j] + c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
-            out[3, j] = out[3, j] + d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
-        k += 4
-    while k < inputs:
-        for row in range(4):
-            a = x[row, k]
-            for j in range(outputs):
-                out[row, j] += a * weights[k, j]
-        k += 1
-
-
-@_fused
-def _relu(x: Float32, columns: int) -> None:
+def _relu(x: Float32, rows: int, columns: int) -> None:
     """ReLU in place."""
-    for row in range(4):
+    for row in range(rows):
         for j in range(columns):
             x[row, j] = max(x[row, j], np.float32(0))
 
 
 @cached
-def _forward(layers: Float32, sizes: Int64, relu: bool, block: Float32, spare: Float32) -> Float32:
-    """The network's output for a block of four inputs. It works in both buffers and returns the one with the output."""
-    offset = 0
+def _forward(policies: Policies, policy: Int64, x: Float32, spare: Float32) -> Float32:
+    """The network's output for some rows of inputs, which have one policy or policies that share their layers.
+
+    It works in both buffers and returns the one with the output.
+    """
+    rows, sizes = len(policy), policies.sizes
+    layers = policies.layers[policy[0] if len(policies.ranks) == 0 else 0]
+    offset, change_offset = 0, 0
     for layer in range(len(sizes) - 1):
         inputs, outputs = sizes[layer], (sizes[layer + 1] + LANES - 1) // LANES * LANES
-        weights = layers[offset : offset + inputs * outputs].reshape(inputs, outputs)
-        offset += inputs * outputs
-        bias = layers[offset : offset + outputs]
-        offset += outputs
-        _affine(block, inputs, weights, bias, spare)
+        _affine(x, rows, inputs, layers[offset:], spare, outputs)
+        offset += (inputs + 1) * outputs
+        if len(policies.ranks):
+            rank = policies.ranks[layer]
+            for row in range(rows):
+                _change(x[row], inputs, policies.changes[policy[row], change_offset:], rank, spare[row], outputs)
+            change_offset += outputs + rank * (inputs + outputs)
         if layer < len(sizes) - 2:
-            if relu:
-                _relu(spare, outputs)
+            if policies.relu:
+                _relu(spare, rows, outputs)
             else:
-                _tanh(spare, outputs)
-        block, spare = spare, block
-    return block
+                _tanh(spare, rows, outputs)
+        x, spare = spare, x
+    return x
 
 
 @cached
-def _head_std(policies: Policies, output: Float32, std: Float32) -> None:
-    """Fill the std [4, act] from the second half of the network's output, squashed to its bounds."""
+def _head_std(policies: Policies, output: Float32, std: Float32, rows: int) -> None:
+    """Fill the std [rows, act] from the second half of the network's output, squashed to its bounds."""
     half = np.float32(0.5) * (policies.high_log_std - policies.low_log_std)
     act_size = std.shape[1]
-    std[:] = output[:, act_size : 2 * act_size]
-    _tanh(std, act_size)
-    for row in range(BLOCK):
+    std[:rows] = output[:rows, act_size : 2 * act_size]
+    _tanh(std, rows, act_size)
+    for row in range(rows):
         for j in range(act_size):
             std[row, j] = np.exp(policies.low_log_std + half * (std[row, j] + np.float32(1)))
 
 
 @cached
-def _squash(policies: Policies, x: Float32, act_size: int) -> None:
+def _squash(policies: Policies, x: Float32, rows: int, act_size: int) -> None:
     """x becomes centre + scale * tanh(x), in place; tanh stays below 1, so that the action has a density."""
-    _tanh(x, act_size)
-    for row in range(BLOCK):
+    _tanh(x, rows, act_size)
+    for row in range(rows):
         for j in range(act_size):
             y = min(max(x[row, j], -_BELOW_ONE), _BELOW_ONE)
             x[row, j] = policies.centre[j] + policies.scale[j] * y
@@ -384,32 +491,35 @@ def act(policies: Policies, policy: Int64, obs: Float32, noise: Float32, step: i
     policy: [n], which of the policies. obs: [n, obs]. noise: [n, T, act], of which `step` is used; empty for mean
     actions.
     """
-    rows, act_size = actions.shape
+    n, act_size = actions.shape
     width = (policies.sizes.max() + LANES - 1) // LANES * LANES
-    block, spare = np.zeros((BLOCK, width), np.float32), np.zeros((BLOCK, width), np.float32)
-    std = np.empty((BLOCK, act_size), np.float32)
+    x, spare = np.zeros((ROWS, width), np.float32), np.empty((ROWS, width), np.float32)
+    std = np.empty((ROWS, act_size), np.float32)
     begin = 0
-    while begin < rows:
-        end, which = begin, policy[begin]
-        block[:] = 0
-        while end < rows and end < begin + BLOCK and policy[end] == which:
-            for j in range(obs.shape[1]):
-                block[end - begin, j] = obs[end, j]
+    while begin < n:
+        end = begin + 1
+        while end < min(n, begin + ROWS) and (len(policies.ranks) or policy[end] == policy[begin]):
             end += 1
-        output = _forward(policies.layers[which], policies.sizes, policies.relu, block, spare)
+        rows = end - begin
+        x[rows:] = 0
+        for i in range(rows):
+            for j in range(obs.shape[1]):
+                x[i, j] = obs[begin + i, j]
+        output = _forward(policies, policy[begin:end], x, spare)
         if len(noise):
             if policies.squashed:
-                _head_std(policies, output, std)
+                _head_std(policies, output, std, rows)
             else:
-                std[:] = policies.std[which]
-            for i in range(begin, end):
+                for i in range(rows):
+                    std[i] = policies.std[policy[begin + i]]
+            for i in range(rows):
                 for j in range(act_size):
-                    output[i - begin, j] += std[i - begin, j] * noise[i, step, j]
+                    output[i, j] += std[i, j] * noise[begin + i, step, j]
         if policies.squashed:
-            _squash(policies, output, act_size)
-        for i in range(begin, end):
+            _squash(policies, output, rows, act_size)
+        for i in range(rows):
             for j in range(act_size):
-                actions[i, j] = output[i - begin, j]
+                actions[begin + i, j] = output[i, j]
         begin = end
 
 
@@ -419,7 +529,7 @@ def act(policies: Policies, policy: Int64, obs: Float32, noise: Float32, step: i
 class Batch(NamedTuple):
     """n worlds of one task."""
 
-    observe_and_reward: ObserveAndReward
+    observe_and_reward: int  # the task's function, by its address
     rows: Int64  # [n, ROW_SIZE] addresses
     dynamics: Dynamics
 
@@ -440,7 +550,7 @@ class Episodes(NamedTuple):
 def observe_all(worlds: Batch, obs: Float64) -> None:
     """Fill the observation [n, obs] of each world's present state."""
     for i in range(len(worlds.rows)):
-        worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+        _observe_and_reward_at(worlds.observe_and_reward, worlds.rows[i].ctypes.data, obs[i].ctypes.data)
 
 
 @cached
@@ -451,7 +561,8 @@ def step_all(worlds: Batch, actions: Float64, obs: Float64, rewards: Float64, di
         if not diverged[i]:
             diverged[i] = not _control_step(worlds.rows[i], actions[i], worlds.dynamics)
             if not diverged[i]:
-                rewards[i] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+                row = worlds.rows[i].ctypes.data
+                rewards[i] = _observe_and_reward_at(worlds.observe_and_reward, row, obs[i].ctypes.data)
 
 
 @cached
@@ -479,6 +590,7 @@ def run_episodes(worlds: Batch, policies: Policies, episodes: Episodes) -> None:
                 if len(episodes.actions):
                     episodes.actions[i, t, j] = actions[i, j]
             if _control_step(worlds.rows[i], action, worlds.dynamics):
-                episodes.rewards[i, t] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+                row = worlds.rows[i].ctypes.data
+                episodes.rewards[i, t] = _observe_and_reward_at(worlds.observe_and_reward, row, obs[i].ctypes.data)
             else:
                 episodes.diverged[i], episodes.lengths[i] = True, t
