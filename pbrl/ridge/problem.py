@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.special import expit
 
 from pbrl.search import Array, Optimizer, squared_norm
 from pbrl.types import Bool, Float64
@@ -59,6 +60,24 @@ class Values:
     def compare(self, difference: Array, *, votes: int) -> Array:  # noqa: ARG002
         """The difference itself, whatever the number of votes."""
         return difference
+
+
+class Labels:
+    """Answers in {-1, +1}, as people give them: y is preferred to x with probability 1 / (1 + exp((f(y) - f(x)) / scale)).
+
+    The mean of an answer vanishes with the gap, as for the paper's confidence, but an answer says no less loudly then:
+    its second moment is 1.
+    """
+
+    def __init__(self, *, scale: float, rng: np.random.Generator) -> None:
+        if not scale > 0:
+            raise ValueError(f"the scale of the labels must be positive, not {scale}")
+        self.scale, self.rng = scale, rng
+
+    def compare(self, difference: Array, *, votes: int) -> Array:
+        """The sum of so many answers to each f(x) - f(y) [...]."""
+        preferred = self.rng.binomial(votes, expit(np.asarray(difference, np.float64) / self.scale))
+        return np.asarray(2 * preferred - votes)
 
 
 @dataclass(frozen=True)
