@@ -94,10 +94,9 @@ class PES:
 
         # g = mean of the answered score_i eps_i
         scores = answers.score if self.feedback == "score" else 2 * answers.label - 1
-        i, j = (
-            behaviour.policy[behaviour.rows(clips.trajectory)] % directions for clips in (pairs.first, pairs.second)
-        )
-        between = (eps[i] + eps[j]) / 2  # eps_i; where there are more pairs, from theta - sigma L eps_i to eps_j
+        i, j = (behaviour.policy[behaviour.rows(clips.trajectory)] for clips in (pairs.first, pairs.second))
+        arms = np.concatenate([-eps, eps])
+        between = (arms[j] - arms[i]) / 2  # eps_i; with more pairs than trajectories, from -eps_i to eps_j
         if not answers.answered.any():
             return {"step": 0.0}
         g: Float32 = (scores[:, None] * between)[answers.answered].mean(axis=0, dtype=np.float32)

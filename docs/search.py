@@ -43,29 +43,44 @@ class Study:
         columns = {choice: rng.permutation(np.resize(list(levels), self.runs)) for choice, levels in self.drawn.items()}
         for n in range(self.runs):
             levels = {choice: str(column[n]) for choice, column in columns.items()}
-            settings = [setting for choice, level in levels.items() for setting in self.drawn[choice][level]]
-            yield self.first_seed + n, [*self.fixed, *settings], levels
+            settings = resolved(self.fixed, *(self.drawn[choice][level] for choice, level in levels.items()))
+            yield self.first_seed + n, settings, levels
 
 
-SHORT_CHEETAH = ["env=cheetah_run", "env.steps=250", "iterations=61"]
-SUBSPACES = {
-    "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02", "agent.step.minimum=0.002"],
-    "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05", "agent.step.minimum=0.005"],
-    "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05", "agent.step.minimum=0.005"],
+def resolved(*parts: Sequence[str]) -> list[str]:
+    """Settings one after the other; a*=2 doubles what a was before."""
+    settings: dict[str, str] = {}
+    for part in parts:
+        for setting in part:
+            name, value = setting.split("=", 1)
+            if name.endswith("*"):
+                name = name[:-1]
+                value = f"{float(settings[name]) * float(value):g}"
+            settings[name] = value
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+TASKS = {
+    task: [f"env={task}", "env.steps=250", "iterations=61"] for task in ("cheetah_run", "walker_walk", "quadruped_run")
 }
-NORMALISED = {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]}
+SUBSPACES = {
+    "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02"],
+    "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05"],
+    "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05"],
+}
+WHERE = {
+    "subspace": SUBSPACES,
+    "normalised": {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]},
+    "groups": {"1": ["agent.groups=1"], "4": ["agent.groups=4"], "none": ["agent.groups=null"]},
+    "momentum": {"0": ["agent.momentum=0"], "0.5": ["agent.momentum=0.5"], "0.8": ["agent.momentum=0.8"]},
+    "sigma": {"x 1": [], "x 2": ["agent.sigma*=2"]},
+    "step": {"x 0.5": ["agent.step.maximum*=0.5"], "x 1": [], "x 2": ["agent.step.maximum*=2"]},
+}
 STUDIES = {
-    "where": Study(
-        fixed=["agent=pes", *SHORT_CHEETAH],
-        drawn={
-            "subspace": SUBSPACES,
-            "normalised": NORMALISED,
-            "groups": {"1": ["agent.groups=1"], "4": ["agent.groups=4"], "none": ["agent.groups=null"]},
-            "momentum": {"0": ["agent.momentum=0"], "0.5": ["agent.momentum=0.5"], "0.8": ["agent.momentum=0.8"]},
-        },
-        runs=18,
-        first_seed=100,
-    ),
+    f"where_{task}": Study(
+        fixed=["agent=pes", "agent.step.minimum=0.001", *TASKS[task]], drawn=WHERE, runs=36, first_seed=seed
+    )
+    for seed, task in zip((100, 200, 300), TASKS, strict=True)
 }
 
 
