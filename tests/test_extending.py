@@ -47,7 +47,10 @@ def extension(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("search", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]])
+@pytest.mark.parametrize(
+    "search",
+    [["--config-dir", "my_conf"], pytest.param(["hydra.searchpath=[file://my_conf]"], marks=pytest.mark.slow)],
+)
 def test_an_agent_an_oracle_and_a_task_of_ones_own(extension: Path, search: list[str]) -> None:
     own = [*search, "allow=[mine]", "agent=hill_climber", "oracle=tired", "env=spring_hold"]
     done = run(["pbrl.train", *own, *SMALL], extension)

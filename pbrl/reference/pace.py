@@ -20,7 +20,7 @@ def hours(runs: Sequence[PlannedRun], finished: Iterable[ShippedRun], workers: i
     for each in finished:
         task, agent, *_ = each.name
         for key in ((task, agent), (task, ""), ("", "")):
-            seconds.setdefault(key, []).append(3600 * each.hours / each.recorded.iterations)
+            seconds.setdefault(key, []).append(each.seconds_per_iteration)
     if not seconds:
         return None
     total = 0.0

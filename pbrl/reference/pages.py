@@ -190,26 +190,35 @@ def minutes(shipped: Sequence[ShippedRun]) -> Table:
     """How long a run takes: tasks by agents."""
     runs = [each.recorded for each in shipped]
     agents = names(runs, "agent")
-    table = Table("minutes", "Minutes of one core for a run, mean", ["task", *agents])
+    table = Table("minutes", "Minutes of one core that a run takes, without evaluation, mean", ["task", *agents])
     for task in names(runs, "task"):
-        taken = [[each.hours for each in shipped if each.name[:2] == (task, agent)] for agent in agents]
-        table.rows.append([task, *(f"{60 * float(np.mean(each)):,.1f}" if each else "-" for each in taken)])
+        cells = []
+        for agent in agents:
+            alike = [each for each in shipped if each.name[:2] == (task, agent)]
+            taken = [each.seconds_per_iteration * each.recorded.iterations / 60 for each in alike]
+            cells.append(f"{np.mean(taken):,.1f}" if taken else "-")
+        table.rows.append([task, *cells])
     return table
 
 
 def hours(shipped: Sequence[ShippedRun]) -> str:
     """How long it took in all."""
-    return f"{sum(each.hours for each in shipped):,.1f} hours of one core for {len(shipped)} runs."
+    total = sum(each.hours for each in shipped)
+    return (
+        f"{len(shipped)} runs took {total:,.1f} hours by the clock, one core each, on a machine that did other things."
+    )
 
 
 def versions(shipped: Sequence[ShippedRun]) -> str:
-    """The versions that the runs were made with."""
+    """The versions that the runs were made with, and the runs that were continued with others than they began with."""
     every: dict[str, dict[str, None]] = {}
     for each in shipped:
         for noted in each.versions:
             for package, version in noted.items():
                 every.setdefault(package, {})[version] = None
-    return "Made with " + "; ".join(f"{package} {', '.join(found)}" for package, found in every.items()) + "."
+    text = "Made with " + "; ".join(f"{package} {', '.join(found)}" for package, found in every.items()) + "."
+    mixed = ["/".join(map(str, each.name)) for each in shipped if len(each.versions) > 1]
+    return f"{text} Continued with other versions than they began with: {', '.join(mixed)}." if mixed else text
 
 
 def markdown(table: Table) -> str:

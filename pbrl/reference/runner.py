@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pbrl.reference.pace import hours
+from pbrl.reference.pace import hours, recorded
 from pbrl.reference.protocol import PlannedRun
 from pbrl.report.runs import NotARunError
 from pbrl.report.shipped import DamagedFileError, ShippedRun, files, from_folder, read_runs, write_runs
@@ -182,9 +182,10 @@ def collect(run: PlannedRun, results: Results) -> str | None:
     """Add a run to the results if it is finished; otherwise why it is not."""
     try:
         if not is_finished(run.settings):
-            return f"{last_line(output_file(run))} (all of it is in {output_file(run)})"
+            done, output = recorded(run), output_file(run)
+            return f"{last_line(output)} ({done} of {run.settings['iterations']} iterations are there, see {output})"
         results.add(run, from_folder(run.folder, run.command))
-    except (ConfigurationError, CheckpointError, NotARunError, RecordError) as error:
+    except (ConfigurationError, CheckpointError, NotARunError, RecordError, OSError) as error:
         return str(error)
     return None
 

@@ -26,6 +26,7 @@ from pbrl.run.settings import digest
 from pbrl.run.versions import noted_versions
 
 FORMAT = b"1"
+PAUSED = 10.0  # times the median: an iteration that took longer was paused
 PER_ITERATION = {
     "iteration": pyarrow.int64(),
     "return_mean": pyarrow.float64(),
@@ -38,7 +39,9 @@ SCHEMA = pyarrow.schema(
         *(pyarrow.field(name, pyarrow.string()) for name in ("task", "agent", "teacher")),
         pyarrow.field("seed", pyarrow.int64()),
         *(pyarrow.field(name, pyarrow.string()) for name in ("command", "settings", "versions")),  # the last two: JSON
-        pyarrow.field("hours", pyarrow.float64()),  # with evaluation and everything else, on the machine that made it
+        pyarrow.field(
+            "hours", pyarrow.float64()
+        ),  # by the clock, with evaluation and all that the machine did beside it
         *(pyarrow.field(name, pyarrow.list_(kind)) for name, kind in PER_ITERATION.items()),
     ],
     metadata={"pbrl": FORMAT},
@@ -67,6 +70,12 @@ class ShippedRun:
     def identity(self) -> tuple[str, int]:
         """The same for two runs that learn the same: a fingerprint of the settings, and the iterations."""
         return digest(self.recorded.settings), int(self.recorded.settings["iterations"])
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """What an iteration takes on average. One that took ten times the median was paused, and counts as that."""
+        taken = np.diff(self.recorded.metrics["seconds"], prepend=0.0)
+        return float(np.minimum(taken, PAUSED * np.median(taken)).mean())
 
 
 def files(folder: Path) -> list[Path]:
@@ -105,14 +114,13 @@ def _row(run: ShippedRun) -> dict[str, Any]:
 
 def read_runs(path: Path) -> list[ShippedRun]:
     """The runs of a file, sorted by task, agent, teacher and seed. The file is data: nothing in it is executed."""
+    content = path.read_bytes()
     try:
-        table = parquet.read_table(pyarrow.BufferReader(path.read_bytes()), page_checksum_verification=True)
+        table = parquet.read_table(pyarrow.BufferReader(content), page_checksum_verification=True)
         if not table.schema.equals(SCHEMA) or (table.schema.metadata or {}).get(b"pbrl") != FORMAT:
-            raise DamagedFileError(f"{path} is not a file of reference runs that this version of pbrl can read")
+            raise ValueError("it is not a file of reference runs of this version of pbrl")
         return [_run(path, row) for row in table.to_pylist()]
-    except (pyarrow.ArrowException, NotARunError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
+    except (pyarrow.ArrowException, NotARunError, OSError, LookupError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -122,7 +130,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> ShippedRun:
     settings = upgrade(settings, path)
     metrics = {name: np.array(row[name], np.float64) for name in PER_ITERATION}
     if len({len(values) for values in metrics.values()}) != 1 or not len(metrics["iteration"]):
-        raise DamagedFileError(f"{path}: the columns of {row['task']}, {row['agent']} differ in length")
+        raise ValueError(f"the columns of {row['task']}, {row['agent']} differ in length")
     recorded = RecordedRun(
         folder=path,
         settings=settings,

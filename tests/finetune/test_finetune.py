@@ -104,6 +104,7 @@ def test_the_target_and_the_hyperparameters_come_from_earlier_runs(tiny: Path, t
     assert run.hyperparameters == min(ncrs, key=lambda each: each.lowest_loss).hyperparameters
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_as_if_nothing_had_happened(tiny: Path, tmp_path: Path) -> None:
     changes = ("method=mezo", "iterations=300", "evaluation.every=150", "checkpoint_every=150")
     whole = tune(tiny, *changes, f"root={tmp_path / 'whole'}")

@@ -13,7 +13,7 @@ from teachers import PRESETS, preset
 from pbrl.run.settings import build
 from pbrl.types import Question
 
-PAIRS = 100_000
+SOME, MANY = 10_000, 100_000  # pairs
 STEPS = 5
 EPISODE_STEPS = 20
 MEAN_RETURN = 10.0
@@ -56,16 +56,16 @@ def bpref_answer(r1, r2, u, v, traits, first_round):
     return q, label, True, "ANSWERED"
 
 
-def assert_agrees(traits, rounds):
+def assert_agrees(traits, rounds, pairs):
     # Multiples of 1/8, so that sums are exact and ties and thresholds are met.
     rng = np.random.default_rng(11)
-    first, second = rng.integers(-2, 6, size=(2, PAIRS, STEPS)) / 8
+    first, second = rng.integers(-2, 6, size=(2, pairs, STEPS)) / 8
     teacher = build(traits, rng=np.random.default_rng(7))
     draws = np.random.default_rng(7)
     question = Question.about_rewards(first, second, mean_return=MEAN_RETURN, episode_steps=EPISODE_STEPS)
     for labelling_round in range(rounds):
         answers = teacher.compare(question)
-        u, v = draws.random((2, PAIRS)).tolist()
+        u, v = draws.random((2, pairs)).tolist()
         expected = [
             bpref_answer(*pair, traits, labelling_round == 0)
             for pair in zip(first.tolist(), second.tolist(), u, v, strict=True)
@@ -83,11 +83,12 @@ def single_teachers():
     return {name: traits for name, traits in settings.items() if traits["_target_"] == "oracles.teacher.Teacher"}
 
 
+@pytest.mark.parametrize("pairs", [SOME, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("traits", single_teachers().values(), ids=single_teachers())
-def test_every_preset_labels_as_specified(traits):
-    assert_agrees(traits, rounds=1)
+def test_every_preset_labels_as_specified(traits, pairs):
+    assert_agrees(traits, rounds=1, pairs=pairs)
 
 
 def test_all_irrationalities_at_once_with_bprefs_slips():
     traits = preset("irrational") | {"eps_skip": 0.4, "eps_equal": 0.4, "bpref_compat": True, "tie": "first"}
-    assert assert_agrees(traits, rounds=2) == set(REASONS)
+    assert assert_agrees(traits, rounds=2, pairs=SOME) == set(REASONS)

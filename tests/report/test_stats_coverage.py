@@ -55,9 +55,8 @@ def coverage(population: Population, statistic: Callable[..., np.ndarray], arms:
 STATISTICS = [(interquartile_mean, 1), (optimality_gap, 1), (probability_of_improvement, 2)]
 
 
-@pytest.mark.parametrize(("statistic", "arms"), STATISTICS)
-def test_intervals_cover(statistic: Callable[..., np.ndarray], arms: int) -> None:
-    assert 0.93 <= coverage(skewed, statistic, arms, 1000) <= 0.97
+def test_intervals_cover() -> None:
+    assert 0.93 <= coverage(skewed, interquartile_mean, 1, 1000) <= 0.97
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def dm_control_environment(name: str, stream: np.random.RandomState) -> suite.ba
     return suite.load(domain, task, task_kwargs={"random": stream})
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_native_tasks_equal_dm_control_over_a_whole_episode(native_task: str, seed: int) -> None:
     reference = dm_control_environment(native_task, np.random.RandomState(seed))
     worlds = NativeWorlds(native_task, 1)
@@ -90,8 +90,15 @@ def small_policy(simulator: Simulator) -> GaussianPolicy:
     )
 
 
+FIRST = {name.partition("_")[0]: name for name in sorted(tasks.NAMES, reverse=True)}  # of each domain
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in NATIVE else ()) for name in sorted(tasks.NAMES)]
+    "name",
+    [
+        pytest.param(name, marks=() if name in FIRST.values() and name not in NATIVE else pytest.mark.slow)
+        for name in sorted(tasks.NAMES)
+    ],
 )
 def test_every_task_of_the_suite_gives_the_same_on_any_number_of_threads(name: str) -> None:
     collected = []

@@ -1,0 +1,116 @@
+"""The pages made of the reference runs: every number of theirs is known by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import write_run
+from tiny_reference import part, settings
+
+from pbrl.reference.__main__ import write
+from pbrl.reference.pages import BLOCKS, replace_marked
+from pbrl.reference.protocol import PlannedRun, plan
+from pbrl.reference.runner import Results
+from pbrl.report.shipped import from_folder
+from pbrl.run.settings import ConfigurationError
+
+TASKS = ["walker_walk", "cheetah_run"]
+HEIGHTS = {"random": 10.0, "ncrs": 800.0, "zpg": 12.0}
+PLAIN = {"overrides": [], "tasks": TASKS, "agents": list(HEIGHTS), "iterations": 10}
+
+
+def add(results: Results, planned: PlannedRun, height: float, root: Path) -> None:
+    """A made-up finished run that rises to a height, 3 seconds an iteration."""
+    task, agent, oracle, seed = planned.name
+    returns = np.linspace(0, height, planned.settings["iterations"]).tolist()
+    made = write_run(root / planned.protocol, returns, agent=agent, task=task, oracle=oracle, seed=seed)
+    results.add(planned, from_folder(made, planned.command))
+
+
+def test_tables_figures_and_what_is_missing(tmp_path: Path) -> None:
+    configured = settings(tmp_path, part(seeds=[0, 1, 2], **PLAIN), part(protocol="later", **PLAIN))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        _, agent, _, seed = planned.name
+        if planned.protocol == "tiny" and (agent, seed) != ("zpg", 2):
+            add(results, planned, HEIGHTS[agent] + 4 * (seed - 1), tmp_path / "made")
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "a\n<!-- results: tiny returns -->\nold\n<!-- end -->\nb\n<!-- results: tiny figure -->\n<!-- end -->\n"
+    )
+    write(configured)
+
+    page = (tmp_path / "results/README.md").read_text()
+    assert "16 of 18 runs are there." in page
+    assert "| walker_walk | irrational | 3 of 3 | 3 of 3 | 2 of 3 |" in page
+    assert "None of the 6 runs is there yet." in page
+    final = re.search(r"\| walker_walk \| \*\*800\.0 \[([\d.]+), ([\d.]+)\]\*\* \| 10\.0 \[", page)
+    assert final is not None
+    assert float(final[1]) < 800 < float(final[2])
+    assert (
+        "Above `random`, interval above interval: every agent on every task, except zpg (cheetah_run, walker_walk)."
+        in page
+    )
+    assert "| irrational | ncrs | 6 | 10 | 640 (64) | 640,000 (64,000) | 320 (32) | 320 (32) |" in page
+    assert "| walker_walk | 0.5 | 0.5 | 0.5 |" in page  # minutes: 10 iterations of 3 seconds
+    assert "16 runs took 0.1 hours by the clock" in page
+    assert (
+        "    python -m pbrl.train -m agent=ncrs,random env=cheetah_run,walker_walk oracle=irrational seed=0,1,2" in page
+    )
+    assert (tmp_path / "results/tiny.png").read_bytes().startswith(b"\x89PNG")
+
+    text = readme.read_text()
+    assert text.startswith("a\n<!-- results: tiny returns -->\nFinal return: ")
+    assert "\nold\n" not in text
+    assert final[0] in text
+    assert "](results/tiny.png)" in text
+    assert "](tiny.png)" in page
+
+    before = {path: path.read_bytes() for path in [readme, *(tmp_path / "results").iterdir()]}
+    write(configured)
+    assert before == {path: path.read_bytes() for path in before}  # the same runs, the same bytes
+
+
+def test_several_teachers_are_a_matrix(tmp_path: Path) -> None:
+    how = {**PLAIN, "tasks": ["cheetah_run"], "agents": ["ncrs"], "teachers": ["rational", "skip"], "seeds": [0, 1]}
+    configured = settings(tmp_path, part(**how))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        height = 400.0 if planned.name[2] == "rational" else 100.0
+        add(results, planned, height, tmp_path / "made")
+    write(configured)
+    page = (tmp_path / "results/README.md").read_text()
+    assert "| agent | rational | skip |" in page
+    assert "| ncrs | 1 | 0.25 [0.25, 0.25] |" in page
+    assert "last tenth of return_mean, skip teacher:" in page
+
+
+def test_runs_that_are_not_as_the_protocol_has_them_now_are_told_of(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    for planned in plan(settings(tmp_path, part(seeds=[0, 1], **{**PLAIN, "agents": ["ncrs"]}))):
+        add(results, planned, 100.0, tmp_path / "made")
+    now = {**PLAIN, "agents": ["ncrs"], "overrides": ["agent.direction=sphere"], "tasks": ["walker_walk"]}
+    write(settings(tmp_path, part(**now)))
+    page = (tmp_path / "results/README.md").read_text()
+    assert "**walker_walk, ncrs, irrational, 0 has other settings than the protocol has now.**" in page
+    assert "**cheetah_run, ncrs, irrational, 1 is no longer in the protocol.**" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "<!-- results: tiny -->\n<!-- end -->\n",
+            "there are no results called 'tiny', only tiny progress, tiny figure",
+        ),
+        ("<!-- results: tiny progress -->\nno end\n", "every <!-- results: NAME --> needs an <!-- end --> after it"),
+        ("<!-- results: tiny progress --> <!-- end -->\n", "on lines of their own"),
+    ],
+)
+def test_markers_that_make_no_sense_are_refused(text: str, message: str) -> None:
+    blocks = {f"tiny {name}": "" for name in BLOCKS}
+    with pytest.raises(ConfigurationError, match=message):
+        replace_marked(text, blocks, Path("README.md"), Path("results"))
