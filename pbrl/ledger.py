@@ -31,7 +31,7 @@ from pbrl.types import (
 )
 
 if TYPE_CHECKING:
-    from pbrl.policy import Policy
+    from pbrl.policy import LowRank, Policy
 
 
 class Simulator(Protocol):
@@ -40,7 +40,7 @@ class Simulator(Protocol):
     def collect(
         self,
         policy: Policy,
-        parameters: Float32,
+        parameters: Float32 | LowRank,
         assignment: Int64,
         *,
         iteration: int,
@@ -104,7 +104,7 @@ class Budget:
     def collect(
         self,
         policy: Policy,
-        parameters: Float32,  # [K, d]
+        parameters: Float32 | LowRank,  # [K, d], or K policies that differ little
         assignment: Int64,  # [N] which of the K acts in each trajectory
         *,
         mean_actions: bool,
@@ -220,7 +220,7 @@ class Ledger:
         self,
         budget: Budget,
         policy: Policy,
-        parameters: Float32,
+        parameters: Float32 | LowRank,
         assignment: Int64,
         *,
         mean_actions: bool,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,82 @@ class Weights(NamedTuple):
     std: Float32 | None  # [K, act]; None: squashed, and the last `act` outputs give it
     log_std_bounds: tuple[float, float] | None = None  # log_std = low + (high - low) / 2 * (tanh(output) + 1)
     centre_and_scale: tuple[Float64, Float64] | None = None  # [act] each: action = centre + scale * tanh(x)
+
+
+class Change(NamedTuple):
+    """What each of K policies adds to one layer: U V to the weights, and something to the bias. The rank may be 0."""
+
+    U: Float32  # [K, inputs, rank]
+    V: Float32  # [K, rank, outputs]
+    bias: Float32  # [K, outputs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """K policies that differ from one by matrices of low rank: together they act nearly as fast as one alone.
+
+    `collect` takes it in place of parameters [K, size]. A search makes it from its directions with `around`.
+    """
+
+    base: Float32  # [size] the parameters of the one
+    layers: Sequence[Change]
+    log_std: Float32  # [K, act] what is added to a free log-std; [K, 0] where the policy has none
+
+    def __len__(self) -> int:
+        return len(self.log_std)
+
+    @classmethod
+    def around(cls, policy: Policy, base: Float32, change: Float32, rank: int) -> LowRank:
+        """The K policies base [size] + change [K, size], where each matrix of weights changes by at most that rank.
+
+        A matrix that is narrower than the rank may change in any way, and so may biases and the log-std.
+        """
+        layers, rest = [], change
+        for layer, (inputs, outputs) in enumerate(pairwise(policy.sizes)):
+            weights, bias, rest = np.split(rest, [inputs * outputs, (inputs + 1) * outputs], axis=1)
+            weights = weights.reshape(-1, inputs, outputs)
+            U, V = _factors(weights, rank)
+            error, largest = float(abs(U @ V - weights).max()), float(abs(weights).max())
+            if error > 1e-4 * largest:
+                raise ValueError(
+                    f"the weights of layer {layer} change by up to {largest:.3g}, of which rank {rank} "
+                    f"leaves {error:.3g}: their change has a higher rank"
+                )
+            layers.append(Change(U, V, bias))
+        return cls(base=base, layers=layers, log_std=rest)
+
+    def folded(self, normaliser: Normaliser | None) -> list[Change]:
+        """The changes to layers of which the first normalises."""
+        if normaliser is None:
+            return [*self.layers]
+        (U, V, bias), *others = self.layers
+        U, along = normaliser.fold(U, np.zeros((len(U), U.shape[2]), np.float32))
+        return [Change(U, V, bias + (along[:, None] @ V)[:, 0]), *others]
+
+
+def _factors(matrices: Float32, rank: int) -> tuple[Float32, Float32]:
+    """U [K, rows, rank] and V [K, rank, columns], whose products are the matrices [K, rows, columns] of that rank.
+
+    A matrix of rank 1 is any of its columns times any of its rows, divided by the number where they cross. Taking away
+    such a product, at the largest number, leaves a matrix of one rank less.
+    """
+    K, rows, columns = matrices.shape
+    if not matrices.any():
+        return np.zeros((K, rows, 0), np.float32), np.zeros((K, 0, columns), np.float32)
+    if columns <= rank:
+        return matrices, np.tile(np.eye(columns, dtype=np.float32), (K, 1, 1))
+    if rows <= rank:
+        return np.tile(np.eye(rows, dtype=np.float32), (K, 1, 1)), matrices
+    U, V = np.zeros((K, rows, rank), np.float32), np.zeros((K, rank, columns), np.float32)
+    left, k = matrices, np.arange(K)
+    for r in range(rank):
+        i, j = np.unravel_index(abs(left).reshape(K, -1).argmax(axis=1), (rows, columns))
+        crossing = left[k, i, j][:, None]
+        V[:, r] = left[k, i]
+        np.divide(left[k, :, j], crossing, out=U[:, :, r], where=crossing != 0)
+        if r < rank - 1:
+            left = left - U[:, :, r, None] * V[:, r, None]
+    return U, V
 
 
 class Policy(Protocol):

@@ -4,8 +4,9 @@ Numba compiles them, so no C++ compiler is needed. libmujoco is the library insi
 that dm_control uses; its functions are found by name. A world (mjModel and mjData) is a row of addresses, and a task
 sees it as a `Physics` of arrays.
 
-The arithmetic of a trajectory does not depend on which others share its chunk: the policy works on blocks of four
-observations, padded with zeros, and sums in a fixed order. So results do not depend on chunks or threads.
+The arithmetic of a trajectory does not depend on which others share its chunk: the policy sums over a layer's inputs
+one after the other, for however many observations at a time. So results do not depend on chunks or threads, nor the
+policy's on how wide the processor's vectors are.
 
 Everything that is cached on disk (`cached`), and every structure that it takes, is in this file, because Numba
 recompiles a cached function only when the function's own file changes.
@@ -23,7 +24,9 @@ import llvmlite.binding
 import mujoco
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import carray, types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from pbrl.types import Bool, Float32, Float64, Int64
@@ -44,14 +47,6 @@ def cached(function: Function) -> Function:
 def is_cached() -> bool:
     """Whether the loops below were compiled before, so that the first collection need not wait for them."""
     return any((Path(__file__).parent / "__pycache__").glob("native.run_episodes-*.nbi"))
-
-
-def _fused(function: Function) -> Function:
-    """As `cached`, with multiply-and-add in one instruction."""
-    return cast(
-        Function,
-        numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function),
-    )
 
 
 # --------------------------------------------------------------------------------------------------- MuJoCo
@@ -198,7 +193,15 @@ def physics_at(row: Int64) -> Physics:
     )
 
 
-ObserveAndReward = Callable[[int, int], float]
+@intrinsic  # type: ignore[untyped-decorator]
+def _observe_and_reward_at(typing_context: Any, address: Any, row: Any, obs: Any) -> Any:  # noqa: ARG001
+    """Call the function at an address: see `observe_and_reward`. A function itself takes 100 us to pass to a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(ir.DoubleType(), [ir.IntType(64)] * 2)
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.float64(types.uintp, types.uintp, types.uintp), generate
 
 
 def observe_and_reward(
@@ -206,10 +209,10 @@ def observe_and_reward(
     reward: Callable[[Physics, Any], float],
     constants: Any,
     obs_size: int,
-) -> ObserveAndReward:
+) -> Any:
     """A task's `observe` and `reward` as one function of two addresses: a row, and an observation to fill.
 
-    Its type is the same for all tasks, so that the loops below are compiled once for all of them.
+    Loops take its `address`, valid for as long as the function lives, so that they are compiled once for all tasks.
     """
 
     @numba.cfunc(types.float64(types.uintp, types.uintp), error_model="numpy")  # type: ignore[untyped-decorator]
@@ -218,7 +221,7 @@ def observe_and_reward(
         observe(physics, constants, carray(_doubles(obs), (obs_size,)))
         return reward(physics, constants)
 
-    return cast(ObserveAndReward, both)
+    return both
 
 
 @cached
@@ -255,9 +258,14 @@ def _control_step(row: Int64, action: Float64, dynamics: Dynamics) -> bool:
 
 
 class Policies(NamedTuple):
-    """K policies as the loops read them; see `pbrl.simulation.packing`."""
+    """K policies as the loops read them; see `pbrl.simulation.packing`.
 
-    layers: Float32  # [K, packed]: weights and bias of each layer in turn, outputs padded
+    Either each has its layers, or all have the same and each its own changes of low rank.
+    """
+
+    layers: Float32  # [K or 1, packed] for each layer its panels in turn: the bias [LANES], the weights [inputs, LANES]
+    ranks: Int64  # [layers] of the changes; empty if there are none
+    changes: Float32  # [K, packed] for each layer, padded: of the bias, then `rank` times [inputs] and [outputs]
     sizes: Int64  # widths of the layers
     relu: bool  # the hidden activation: ReLU or tanh
     squashed: bool  # whether actions are squashed, and the network's last outputs give their std
@@ -268,8 +276,9 @@ class Policies(NamedTuple):
     scale: Float32  # [act]
 
 
-BLOCK = 4  # observations that share one pass over the weights
-LANES = 8  # outputs of a layer are padded to a multiple of this
+LANES = 16  # outputs of a layer that are computed together, a panel; their number is padded to a multiple of this
+ROWS = 4  # observations at a time: their sums fit in the processor's registers, and weights are read once for all
+_NUMBER, _INDEX, _VECTOR = ir.FloatType(), ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
@@ -278,100 +287,215 @@ def padded(size: int) -> int:
     return -(-size // LANES) * LANES
 
 
-@_fused
-def _tanh(x: Float32, columns: int) -> None:
+@intrinsic  # type: ignore[untyped-decorator]
+def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
+    """a * b + c, rounded once: the same bits on every processor, however wide its vectors are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+def _vector_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """The same of vectors."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    return builder.call(get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), [a, b, c])
+
+
+def _vector_at(builder: Any, start: Any, offset: Any) -> Any:
+    """The address of the vector that begins so many numbers after another address."""
+    return builder.bitcast(builder.gep(start, [offset]), _VECTOR.as_pointer())
+
+
+def _sums(rows: int, panels: int) -> Any:
+    """A function for compiled code: outputs [rows, panels * LANES] for inputs [rows, inputs] and neighbouring panels.
+
+    Every sum begins with the bias and adds the inputs in turn, in registers from first to last.
+    """
+    all_the_same = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        x, x_size, n, w, w_size, y, y_size = arguments
+        x, w, y = (builder.inttoptr(address, _NUMBER.as_pointer()) for address in (x, w, y))
+        x_rows = [builder.gep(x, [builder.mul(x_size, _INDEX(row))]) for row in range(rows)]
+        y_rows = [builder.gep(y, [builder.mul(y_size, _INDEX(row))]) for row in range(rows)]
+        starts = [builder.gep(w, [builder.mul(w_size, _INDEX(panel))]) for panel in range(panels)]
+        biases = [builder.load(_vector_at(builder, start, _INDEX(0)), align=4) for start in starts]
+
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k = builder.phi(_INDEX)
+        totals = [[builder.phi(_VECTOR) for _ in starts] for _ in x_rows]
+        next_k = builder.add(k, _INDEX(1))
+        weights = [
+            builder.load(_vector_at(builder, start, builder.mul(next_k, _INDEX(LANES))), align=4) for start in starts
+        ]
+        sums = []
+        for x_row, row_totals in zip(x_rows, totals, strict=True):
+            value = builder.load(builder.gep(x_row, [k]))
+            value = builder.insert_element(_VECTOR(ir.Undefined), value, _INDEX(0))
+            value = builder.shuffle_vector(value, _VECTOR(ir.Undefined), all_the_same)
+            sums.append([_vector_fma(builder, value, *each) for each in zip(weights, row_totals, strict=True)])
+        k.add_incoming(_INDEX(0), before)
+        k.add_incoming(next_k, loop)
+        for row_totals, row_sums in zip(totals, sums, strict=True):
+            for total, bias, more in zip(row_totals, biases, row_sums, strict=True):
+                total.add_incoming(bias, before)
+                total.add_incoming(more, loop)
+        builder.cbranch(builder.icmp_unsigned("<", next_k, n), loop, after)
+
+        builder.position_at_end(after)
+        for y_row, row_sums in zip(y_rows, sums, strict=True):
+            for panel, total in enumerate(row_sums):
+                builder.store(total, _vector_at(builder, y_row, _INDEX(panel * LANES)), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def sums(typing: Any, x: Any, x_size: Any, n: Any, w: Any, w_size: Any, y: Any, y_size: Any) -> Any:  # noqa: ARG001
+        """Addresses of n inputs x, panels w and outputs y; how far it is from each row or panel to the next."""
+        return types.void(*[types.uintp] * 7), generate
+
+    return sums
+
+
+_sums_of_rows, _sums_of_one_row, _last_sums_of_one_row = _sums(ROWS, 1), _sums(1, 2), _sums(1, 1)
+
+
+@cached
+def _affine(x: Float32, rows: int, inputs: int, layer: Float32, out: Float32, outputs: int) -> None:
+    """out = x weights + bias for the first row, or for all ROWS of them."""
+    x_size, out_size, panel_size = x.shape[1], out.shape[1], (inputs + 1) * LANES
+    panel, panels = 0, outputs // LANES
+    while panel < panels:
+        weights, to = layer[panel * panel_size :].ctypes.data, out[0, panel * LANES :].ctypes.data
+        if rows > 1:
+            _sums_of_rows(x.ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 1
+        elif panel + 1 < panels:
+            _sums_of_one_row(x.ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 2
+        else:
+            _last_sums_of_one_row(x.ctypes.data, x_size, inputs, weights, panel_size, to, out_size)
+            panel += 1
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _dot(typing_context: Any, x: Any, y: Any, n: Any) -> Any:  # noqa: ARG001
+    """The sum of x * y over n numbers, a multiple of LANES, at two addresses: of each lane, then of their halves."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        x, y = (builder.inttoptr(address, _NUMBER.as_pointer()) for address in arguments[:2])
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k, total = builder.phi(_INDEX), builder.phi(_VECTOR)
+        next_k = builder.add(k, _INDEX(LANES))
+        x_now, y_now = (builder.load(_vector_at(builder, start, k), align=4) for start in (x, y))
+        more = _vector_fma(builder, x_now, y_now, total)
+        for now, first, then in ((k, _INDEX(0), next_k), (total, _VECTOR([0.0] * LANES), more)):
+            now.add_incoming(first, before)
+            now.add_incoming(then, loop)
+        builder.cbranch(builder.icmp_unsigned("<", next_k, arguments[2]), loop, after)
+
+        builder.position_at_end(after)
+        sums = [builder.extract_element(more, _INDEX(lane)) for lane in range(LANES)]
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = [builder.fadd(*each) for each in zip(sums[:half], sums[half:], strict=True)]
+        return sums[0]
+
+    return types.float32(types.uintp, types.uintp, types.uintp), generate
+
+
+@cached
+def _change(x: Float32, inputs: int, change: Float32, rank: int, out: Float32, outputs: int) -> None:
+    """out += (x U) V + bias for one row, with a change of U [inputs, rank], V [rank, outputs] and bias."""
+    for j in range(outputs):
+        out[j] += change[j]
+    offset = outputs
+    for _ in range(rank):
+        along = _dot(x.ctypes.data, change[offset:].ctypes.data, inputs)
+        v = change[offset + inputs : offset + inputs + outputs]
+        offset += inputs + outputs
+        for j in range(outputs):
+            out[j] = _fma(along, v[j], out[j])
+
+
+@cached
+def _tanh(x: Float32, rows: int, columns: int) -> None:
     """tanh in place: a rational approximation, within 4e-7 of the true value, that compiles to vector code."""
-    for row in range(4):
+    for row in range(rows):
         for j in range(columns):
             y = min(max(x[row, j], np.float32(-7.9053111)), np.float32(7.9053111))
             y2 = y * y
             p = np.float32(-2.76076847742355e-16)
-            p = p * y2 + np.float32(2.00018790482477e-13)
-            p = p * y2 + np.float32(-8.60467152213735e-11)
-            p = p * y2 + np.float32(5.12229709037114e-08)
-            p = p * y2 + np.float32(1.48572235717979e-05)
-            p = p * y2 + np.float32(6.37261928875436e-04)
-            p = p * y2 + np.float32(4.89352455891786e-03)
+            p = _fma(p, y2, np.float32(2.00018790482477e-13))
+            p = _fma(p, y2, np.float32(-8.60467152213735e-11))
+            p = _fma(p, y2, np.float32(5.12229709037114e-08))
+            p = _fma(p, y2, np.float32(1.48572235717979e-05))
+            p = _fma(p, y2, np.float32(6.37261928875436e-04))
+            p = _fma(p, y2, np.float32(4.89352455891786e-03))
             q = np.float32(1.19825839466702e-06)
-            q = q * y2 + np.float32(1.18534705686654e-04)
-            q = q * y2 + np.float32(2.26843463243900e-03)
-            q = q * y2 + np.float32(4.89352518554385e-03)
+            q = _fma(q, y2, np.float32(1.18534705686654e-04))
+            q = _fma(q, y2, np.float32(2.26843463243900e-03))
+            q = _fma(q, y2, np.float32(4.89352518554385e-03))
             x[row, j] = y * p / q
 
 
-@_fused
-def _affine(x: Float32, inputs: int, weights: Float32, bias: Float32, out: Float32) -> None:
-    """out = x weights + bias for a block of four rows, four inputs at a time to reuse what is in registers."""
-    outputs = len(bias)
-    for row in range(4):
-        for j in range(outputs):
-            out[row, j] = bias[j]
-    k = 0
-    while k + 4 <= inputs:
-        a0, a1, a2, a3 = x[0, k], x[0, k + 1], x[0, k + 2], x[0, k + 3]
-        b0, b1, b2, b3 = x[1, k], x[1, k + 1], x[1, k + 2], x[1, k + 3]
-        c0, c1, c2, c3 = x[2, k], x[2, k + 1], x[2, k + 2], x[2, k + 3]
-        d0, d1, d2, d3 = x[3, k], x[3, k + 1], x[3, k + 2], x[3, k + 3]
-        for j in range(outputs):
-            w0, w1, w2, w3 = weights[k, j], weights[k + 1, j], weights[k + 2, j], weights[k + 3, j]
-            out[0, j] = out[0, j] + a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
-            out[1, j] = out[1, j] + b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
-            out[2, j] = out[2, j] + c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
-            out[3, j] = out[3, j] + d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
-        k += 4
-    while k < inputs:
-        for row in range(4):
-            a = x[row, k]
-            for j in range(outputs):
-                out[row, j] += a * weights[k, j]
-        k += 1
-
-
-@_fused
-def _relu(x: Float32, columns: int) -> None:
+@cached
+def _relu(x: Float32, rows: int, columns: int) -> None:
     """ReLU in place."""
-    for row in range(4):
+    for row in range(rows):
         for j in range(columns):
             x[row, j] = max(x[row, j], np.float32(0))
 
 
 @cached
-def _forward(layers: Float32, sizes: Int64, relu: bool, block: Float32, spare: Float32) -> Float32:
-    """The network's output for a block of four inputs. It works in both buffers and returns the one with the output."""
-    offset = 0
+def _forward(policies: Policies, policy: Int64, x: Float32, spare: Float32) -> Float32:
+    """The network's output for some rows of inputs, which have one policy or policies that share their layers.
+
+    It works in both buffers and returns the one with the output.
+    """
+    rows, sizes = len(policy), policies.sizes
+    layers = policies.layers[policy[0] if len(policies.ranks) == 0 else 0]
+    offset, change_offset = 0, 0
     for layer in range(len(sizes) - 1):
         inputs, outputs = sizes[layer], (sizes[layer + 1] + LANES - 1) // LANES * LANES
-        weights = layers[offset : offset + inputs * outputs].reshape(inputs, outputs)
-        offset += inputs * outputs
-        bias = layers[offset : offset + outputs]
-        offset += outputs
-        _affine(block, inputs, weights, bias, spare)
+        _affine(x, rows, inputs, layers[offset:], spare, outputs)
+        offset += (inputs + 1) * outputs
+        if len(policies.ranks):
+            rank, inputs = policies.ranks[layer], (inputs + LANES - 1) // LANES * LANES
+            for row in range(rows):
+                _change(x[row], inputs, policies.changes[policy[row], change_offset:], rank, spare[row], outputs)
+            change_offset += outputs + rank * (inputs + outputs)
         if layer < len(sizes) - 2:
-            if relu:
-                _relu(spare, outputs)
+            if policies.relu:
+                _relu(spare, rows, outputs)
             else:
-                _tanh(spare, outputs)
-        block, spare = spare, block
-    return block
+                _tanh(spare, rows, outputs)
+        x, spare = spare, x
+    return x
 
 
 @cached
-def _head_std(policies: Policies, output: Float32, std: Float32) -> None:
-    """Fill the std [4, act] from the second half of the network's output, squashed to its bounds."""
+def _head_std(policies: Policies, output: Float32, std: Float32, rows: int) -> None:
+    """Fill the std [rows, act] from the second half of the network's output, squashed to its bounds."""
     half = np.float32(0.5) * (policies.high_log_std - policies.low_log_std)
     act_size = std.shape[1]
-    std[:] = output[:, act_size : 2 * act_size]
-    _tanh(std, act_size)
-    for row in range(BLOCK):
+    std[:rows] = output[:rows, act_size : 2 * act_size]
+    _tanh(std, rows, act_size)
+    for row in range(rows):
         for j in range(act_size):
             std[row, j] = np.exp(policies.low_log_std + half * (std[row, j] + np.float32(1)))
 
 
 @cached
-def _squash(policies: Policies, x: Float32, act_size: int) -> None:
+def _squash(policies: Policies, x: Float32, rows: int, act_size: int) -> None:
     """x becomes centre + scale * tanh(x), in place; tanh stays below 1, so that the action has a density."""
-    _tanh(x, act_size)
-    for row in range(BLOCK):
+    _tanh(x, rows, act_size)
+    for row in range(rows):
         for j in range(act_size):
             y = min(max(x[row, j], -_BELOW_ONE), _BELOW_ONE)
             x[row, j] = policies.centre[j] + policies.scale[j] * y
@@ -384,32 +508,35 @@ def act(policies: Policies, policy: Int64, obs: Float32, noise: Float32, step: i
     policy: [n], which of the policies. obs: [n, obs]. noise: [n, T, act], of which `step` is used; empty for mean
     actions.
     """
-    rows, act_size = actions.shape
+    n, act_size = actions.shape
     width = (policies.sizes.max() + LANES - 1) // LANES * LANES
-    block, spare = np.zeros((BLOCK, width), np.float32), np.zeros((BLOCK, width), np.float32)
-    std = np.empty((BLOCK, act_size), np.float32)
+    x, spare = np.zeros((ROWS, width), np.float32), np.empty((ROWS, width), np.float32)
+    std = np.empty((ROWS, act_size), np.float32)
     begin = 0
-    while begin < rows:
-        end, which = begin, policy[begin]
-        block[:] = 0
-        while end < rows and end < begin + BLOCK and policy[end] == which:
-            for j in range(obs.shape[1]):
-                block[end - begin, j] = obs[end, j]
+    while begin < n:
+        end = begin + 1
+        while end < min(n, begin + ROWS) and (len(policies.ranks) or policy[end] == policy[begin]):
             end += 1
-        output = _forward(policies.layers[which], policies.sizes, policies.relu, block, spare)
+        rows = end - begin
+        x[:] = 0
+        for i in range(rows):
+            for j in range(obs.shape[1]):
+                x[i, j] = obs[begin + i, j]
+        output = _forward(policies, policy[begin:end], x, spare)
         if len(noise):
             if policies.squashed:
-                _head_std(policies, output, std)
+                _head_std(policies, output, std, rows)
             else:
-                std[:] = policies.std[which]
-            for i in range(begin, end):
+                for i in range(rows):
+                    std[i] = policies.std[policy[begin + i]]
+            for i in range(rows):
                 for j in range(act_size):
-                    output[i - begin, j] += std[i - begin, j] * noise[i, step, j]
+                    output[i, j] += std[i, j] * noise[begin + i, step, j]
         if policies.squashed:
-            _squash(policies, output, act_size)
-        for i in range(begin, end):
+            _squash(policies, output, rows, act_size)
+        for i in range(rows):
             for j in range(act_size):
-                actions[i, j] = output[i - begin, j]
+                actions[begin + i, j] = output[i, j]
         begin = end
 
 
@@ -419,7 +546,7 @@ def act(policies: Policies, policy: Int64, obs: Float32, noise: Float32, step: i
 class Batch(NamedTuple):
     """n worlds of one task."""
 
-    observe_and_reward: ObserveAndReward
+    observe_and_reward: int  # the task's function, by its address
     rows: Int64  # [n, ROW_SIZE] addresses
     dynamics: Dynamics
 
@@ -440,7 +567,7 @@ class Episodes(NamedTuple):
 def observe_all(worlds: Batch, obs: Float64) -> None:
     """Fill the observation [n, obs] of each world's present state."""
     for i in range(len(worlds.rows)):
-        worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+        _observe_and_reward_at(worlds.observe_and_reward, worlds.rows[i].ctypes.data, obs[i].ctypes.data)
 
 
 @cached
@@ -451,7 +578,8 @@ def step_all(worlds: Batch, actions: Float64, obs: Float64, rewards: Float64, di
         if not diverged[i]:
             diverged[i] = not _control_step(worlds.rows[i], actions[i], worlds.dynamics)
             if not diverged[i]:
-                rewards[i] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+                row = worlds.rows[i].ctypes.data
+                rewards[i] = _observe_and_reward_at(worlds.observe_and_reward, row, obs[i].ctypes.data)
 
 
 @cached
@@ -479,6 +607,7 @@ def run_episodes(worlds: Batch, policies: Policies, episodes: Episodes) -> None:
                 if len(episodes.actions):
                     episodes.actions[i, t, j] = actions[i, j]
             if _control_step(worlds.rows[i], action, worlds.dynamics):
-                episodes.rewards[i, t] = worlds.observe_and_reward(worlds.rows[i].ctypes.data, obs[i].ctypes.data)
+                row = worlds.rows[i].ctypes.data
+                episodes.rewards[i, t] = _observe_and_reward_at(worlds.observe_and_reward, row, obs[i].ctypes.data)
             else:
                 episodes.diverged[i], episodes.lengths[i] = True, t

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pbrl.policy import Policy
+from pbrl.policy import Change, LowRank, Policy
 from pbrl.simulation import native
 from pbrl.types import Float32, Int64
 
 
-def pack(policy: Policy, parameters: Float32) -> native.Policies:
-    """K parameter vectors [K, size], packed."""
-    weights = policy.export(np.atleast_2d(parameters))
-    layers = []
-    for matrix, bias in weights.layers:
-        layer = np.concatenate([matrix, bias[:, None]], axis=1)  # the bias is one more row
-        layer = np.pad(layer, ((0, 0), (0, 0), (0, native.padded(bias.shape[1]) - bias.shape[1])))
-        layers.append(layer.reshape(len(layer), -1))
+def pack(policy: Policy, parameters: Float32 | LowRank) -> native.Policies:
+    """K parameter vectors [K, size], packed; or one of them and K changes of low rank."""
+    if isinstance(parameters, LowRank):
+        weights = policy.export(parameters.base[None])
+        std = None if weights.std is None else weights.std * np.exp(parameters.log_std)
+        changes = parameters.folded(policy.normaliser)
+    else:
+        weights = policy.export(np.atleast_2d(parameters))
+        std, changes = weights.std, []
     low, high = weights.log_std_bounds or (0.0, 0.0)
     centre, scale = weights.centre_and_scale or (np.zeros(0), np.zeros(0))
     return native.Policies(
-        layers=np.concatenate(layers, axis=1),
+        layers=np.concatenate([_packed_layer(*layer) for layer in weights.layers], axis=1),
+        ranks=np.array([change.V.shape[1] for change in changes], np.int64),
+        changes=_packed_changes(changes) if changes else np.zeros((0, 0), np.float32),
         sizes=np.array(policy.sizes),
         relu=weights.activation == "relu",
-        squashed=weights.std is None,
-        std=np.zeros((0, 0), np.float32) if weights.std is None else weights.std,
+        squashed=std is None,
+        std=np.zeros((0, 0), np.float32) if std is None else std,
         low_log_std=np.float32(low),
         high_log_std=np.float32(high),
         centre=centre.astype(np.float32),
@@ -32,7 +37,26 @@ def pack(policy: Policy, parameters: Float32) -> native.Policies:
     )
 
 
-def mean_actions(policy: Policy, parameters: Float32, obs: Float32, which: Int64 | None = None) -> Float32:
+def _packed_layer(weights: Float32, bias: Float32) -> Float32:
+    """A layer's panels [K, packed]: each has the bias and the weights of a few outputs."""
+    count, inputs, outputs = weights.shape
+    layer = np.zeros((count, inputs + 1, native.padded(outputs)), np.float32)
+    layer[:, 0, :outputs], layer[:, 1:, :outputs] = bias, weights
+    return layer.reshape(count, inputs + 1, -1, native.LANES).swapaxes(1, 2).reshape(count, -1)
+
+
+def _packed_changes(changes: Sequence[Change]) -> Float32:
+    """All changes of each policy [K, packed]: in each layer of the bias, then U's columns and V's rows by turns."""
+    parts = []
+    for U, V, bias in changes:
+        parts.append(bias)
+        for r in range(U.shape[2]):
+            parts += [U[:, :, r], V[:, r]]
+    padded = [np.pad(part, ((0, 0), (0, native.padded(part.shape[1]) - part.shape[1]))) for part in parts]
+    return np.concatenate(padded, axis=1).astype(np.float32)
+
+
+def mean_actions(policy: Policy, parameters: Float32 | LowRank, obs: Float32, which: Int64 | None = None) -> Float32:
     """As `Policy.mean_actions`, compiled: the numbers that the loops compute."""
     actions = np.empty((len(obs), policy.act_size), np.float32)
     rows = np.zeros(len(obs), np.int64) if which is None else np.asarray(which, np.int64)

@@ -12,11 +12,12 @@ import logging
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from pbrl.policy import Policy
+from pbrl.policy import LowRank, Policy
 from pbrl.simulation import native as compiled
 from pbrl.simulation import tasks
 from pbrl.simulation.packing import pack
@@ -28,7 +29,7 @@ from pbrl.types import Behaviour, Float32, Float64, Int64, Trajectories
 log = logging.getLogger(__name__)
 
 _START, _NOISE = 0, 1  # what a trajectory's two streams are for
-_CHUNK = 8  # trajectories: two of the policy's blocks, small enough to keep all threads busy to the end
+_CHUNK = compiled.ROWS  # trajectories: enough for the policy's speed, few enough to keep all threads busy to the end
 _DEFAULT_STEPS = 1000  # for the few tasks of the suite without a time limit
 
 
@@ -81,7 +82,7 @@ class Simulator:
     def collect(
         self,
         policy: Policy,
-        parameters: Float32,
+        parameters: Float32 | LowRank,
         assignment: Int64,
         *,
         iteration: int,
@@ -92,12 +93,13 @@ class Simulator:
     ) -> Trajectories:
         """Collect trajectory i under the policy with `parameters[assignment[i]]`.
 
-        parameters: [K, size]. assignment: [N], in any order. iteration and first_trajectory name the random streams:
-        row i is trajectory `first_trajectory + i` of that iteration. common_start: the i-th trajectory of every
-        policy begins in the same state. keep: "observations", "actions", or both; rewards are always kept.
+        parameters: [K, size], or a `LowRank`. assignment: [N], in any order. iteration and first_trajectory name the
+        random streams: row i is trajectory `first_trajectory + i` of that iteration. common_start: the i-th trajectory
+        of every policy begins in the same state. keep: "observations", "actions", or both; rewards are always kept.
         The arrays returned are read-only.
         """
-        parameters = np.atleast_2d(np.asarray(parameters, np.float32))
+        if not isinstance(parameters, LowRank):
+            parameters = np.atleast_2d(np.asarray(parameters, np.float32))
         assignment = np.array(assignment, np.int64)
         self._check(policy, parameters, assignment, keep)
         n, trajectory = len(assignment), first_trajectory + np.arange(len(assignment))
@@ -131,9 +133,7 @@ class Simulator:
             if len(actions):
                 actions[rows] = chunk.actions
 
-        order = np.argsort(assignment, kind="stable")  # rows of one policy side by side
-        size = min(self._chunk, -(-n // self.threads))
-        self._in_threads(run_chunk, [order[i : i + size] for i in range(0, n, size)])
+        self._in_threads(run_chunk, self._chunks(assignment, together=isinstance(parameters, LowRank)))
         if diverged.any():
             log.warning(
                 "%s: the physics diverged in %d of %d trajectories of iteration %d (rows %s, after %s steps); "
@@ -182,6 +182,16 @@ class Simulator:
         generator = np.random.Generator(self._bits(iteration, trajectory, _NOISE))
         return generator.standard_normal((self.steps, self.act_size), np.float32)
 
+    def _chunks(self, assignment: Int64, *, together: bool) -> list[Int64]:
+        """Rows for a thread to run together: of one policy, or of all that share their weights.
+
+        The weights of one policy stay in a core's cache from step to step; those of several do not.
+        """
+        order = np.argsort(assignment, kind="stable")
+        groups = [order] if together else np.split(order, np.flatnonzero(np.diff(assignment[order])) + 1)
+        size = min(self._chunk, -(-len(order) // self.threads))
+        return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+
     def _in_threads(self, run_chunk: Any, chunks: list[Int64]) -> None:
         """Let each thread, with its own worlds, take the next chunk until none is left."""
         threads = min(self.threads, len(chunks))
@@ -200,16 +210,18 @@ class Simulator:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, self._workers[:threads]))
 
-    def _check(self, policy: Policy, parameters: Float32, assignment: Int64, keep: Collection[str]) -> None:
+    def _check(self, policy: Policy, parameters: Float32 | LowRank, assignment: Int64, keep: Collection[str]) -> None:
         """Refuse arguments that do not fit the task or each other."""
         if (policy.obs_size, policy.act_size) != (self.obs_size, self.act_size):
             raise ValueError(
                 f"the policy maps {policy.obs_size} observations to {policy.act_size} actions, "
                 f"but {self.task} has {self.obs_size} and {self.act_size}"
             )
-        if parameters.shape[1:] != (policy.size,):
+        if isinstance(parameters, LowRank):
+            _check_low_rank(policy, parameters)
+        elif parameters.shape[1:] != (policy.size,):
             raise ValueError(f"parameters must have shape [K, {policy.size}], not {list(parameters.shape)}")
-        if not np.isfinite(parameters).all():
+        elif not np.isfinite(parameters).all():
             bad = np.flatnonzero(~np.isfinite(parameters).all(axis=1))
             raise ValueError(f"the parameters of policy {bad.tolist()} contain NaN or infinity")
         if assignment.ndim != 1 or len(assignment) == 0:
@@ -220,3 +232,18 @@ class Simulator:
             )
         if unknown := set(keep) - {"observations", "actions"}:
             raise ValueError(f"keep takes 'observations' and 'actions', not {sorted(unknown)}")
+
+
+def _check_low_rank(policy: Policy, parameters: LowRank) -> None:
+    """Refuse changes that do not fit the policy's layers or each other."""
+    K, layers = len(parameters), list(pairwise(policy.sizes))
+    ranks = [change.U.shape[-1] for change in parameters.layers]
+    expected = [[policy.size], [K, policy.size - sum((inputs + 1) * outputs for inputs, outputs in layers)]]
+    for (inputs, outputs), rank in zip(layers, ranks, strict=False):
+        expected += [[K, inputs, rank], [K, rank, outputs], [K, outputs]]
+    arrays = [parameters.base, parameters.log_std, *(array for change in parameters.layers for array in change)]
+    shapes = [list(array.shape) for array in arrays]
+    if len(ranks) != len(layers) or shapes != expected:
+        raise ValueError(f"base, log-std, and U, V and bias of each layer must have shapes {expected}, not {shapes}")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("the policies' base or changes contain NaN or infinity")

@@ -2,7 +2,7 @@
 
 Two kinds with the same methods: `NativeWorlds` in compiled loops, for tasks with compiled observation and reward, and
 `PlainWorlds` in dm_control's own environments, for all tasks; the latter is the reference in the tests.
-Both begin an episode by dm_control's own `initialize_episode`.
+Both begin an episode by dm_control's own `initialize_episode`, or by the task's faster one with the same result.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def flatten(observation: Any) -> Float64:
 
 
 @functools.cache
-def _observe_and_reward(task: str | Task) -> native.ObserveAndReward:
-    """The task's compiled observation and reward."""
+def _observe_and_reward(task: str | Task) -> Any:
+    """The task's compiled observation and reward, kept for as long as the process lives."""
     module, environment = tasks.native(task), tasks.load(task)
     assert module is not None, f"{task} has no compiled observation and reward"
     obs_size = len(flatten(environment.reset().observation))
@@ -63,11 +63,16 @@ class NativeWorlds:
     def __init__(self, task: str | Task, count: int) -> None:
         self.environment = tasks.load(task)
         tasks.check_compiled(self.environment)
-        share_model = not getattr(tasks.native(task), "WRITES_MODEL", True)
+        module: Any = tasks.native(task)
+        if hasattr(module, "initialize_episode"):
+            self.environment.task.initialize_episode = functools.partial(
+                module.initialize_episode, self.environment.task
+            )
+        share_model = not getattr(module, "WRITES_MODEL", True)
         # dm_control switches actuation off in the model while it resets: no two threads may share a model.
         self.physics = [self.environment.physics.copy(share_model=share_model) for _ in range(count)]
         self.batch = Batch(
-            observe_and_reward=_observe_and_reward(task),
+            observe_and_reward=_observe_and_reward(task).address,
             rows=np.stack([native.addresses(physics) for physics in self.physics]),
             dynamics=native.dynamics(self.environment),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from pbrl.policy import GaussianPolicy, Policy, SquashedGaussianPolicy
+from pbrl.policy import GaussianPolicy, LowRank, Policy, SquashedGaussianPolicy
 from pbrl.simulation import tasks, worlds
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten
@@ -47,6 +48,51 @@ def test_the_same_bits_for_any_number_of_threads(task: str, make_policy: MakePol
     assert_same(collected[0], collected[2])
     assert collected[0].observations is not None
     assert len(np.unique(collected[0].observations[:, -1], axis=0)) == 20  # no two trajectories are the same
+
+
+def six_of_rank_1(policy: Policy) -> tuple[LowRank, Float32]:
+    """Policies whose last layer and log-std change, and their parameters."""
+    rng, change = np.random.default_rng(6), np.zeros((6, policy.size), np.float32)
+    weights = rng.standard_normal((6, policy.sizes[-2], 1)) * rng.standard_normal((6, 1, policy.act_size))
+    change[:, -weights[0].size - 2 * policy.act_size : -2 * policy.act_size] = 0.2 * weights.reshape(6, -1)
+    change[:, -policy.act_size :] = rng.standard_normal((6, policy.act_size))
+    base = policy.initial(rng)
+    return LowRank.around(policy, base, change, 1), base + change
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "cartpole_swingup"])
+def test_policies_of_low_rank_have_the_same_bits_for_any_number_of_threads(task: str, make_policy: MakePolicy) -> None:
+    collected, arms = [], np.array([5, 1, 0, 2, 3, 4, 4])
+    for threads in (1, 3):
+        simulator = Simulator(task, seed=11, threads=threads, steps=20)
+        policy = make_policy(simulator)
+        policies, parameters = six_of_rank_1(policy)
+        collected.append(simulator.collect(policy, policies, arms, iteration=2, keep=BOTH))
+    assert_same(*collected)
+    apart = simulator.collect(policy, parameters, arms, iteration=2, keep=BOTH)
+    assert collected[0].actions is not None
+    assert apart.actions is not None
+    np.testing.assert_allclose(collected[0].actions[:, :3], apart.actions[:, :3], rtol=1e-3, atol=1e-3)
+
+
+def test_policies_of_low_rank_that_do_not_fit_are_refused(make_policy: MakePolicy) -> None:
+    simulator = Simulator("cheetah_run", seed=0, steps=2)
+    policy = make_policy(simulator)
+    fits, _ = six_of_rank_1(policy)
+    first, *others = fits.layers
+    for wrong in (
+        replace(fits, base=fits.base[:-1]),
+        replace(fits, log_std=fits.log_std[:, :-1]),
+        replace(fits, layers=others),
+        replace(fits, layers=[first._replace(U=first.U[:, 1:]), *others]),
+        replace(fits, layers=[first._replace(bias=first.bias[1:]), *others]),
+    ):
+        with pytest.raises(ValueError, match=r"must have shapes .* not "):
+            simulator.collect(policy, wrong, np.zeros(2, np.int64), iteration=0)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        simulator.collect(policy, replace(fits, base=fits.base * np.nan), np.zeros(2, np.int64), iteration=0)
+    with pytest.raises(ValueError, match=r"assignment must lie in 0\.\.5"):
+        simulator.collect(policy, fits, np.array([6]), iteration=0)
 
 
 def test_the_same_seed_twice_and_another_seed(make_policy: MakePolicy) -> None:

@@ -2,7 +2,8 @@
 
 A domain of the suite with a file here runs in compiled loops. The file says which of the domain's tasks it covers
 (`TASKS`) and whether dm_control writes into the model when an episode starts (`WRITES_MODEL`), reads dm_control's own
-numbers (`constants`), and has observation and reward of one world as compiled functions (`observe`, `reward`).
+numbers (`constants`), and has observation and reward of one world as compiled functions (`observe`, `reward`). It may
+have the same start of an episode as dm_control's, but faster (`initialize_episode`).
 A task of your own runs in compiled loops if the module of its loading function has the same.
 All other tasks run in dm_control's own environments.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import mujoco
 import numpy as np
 from dm_control.mujoco.wrapper.mjbindings import enums
 
@@ -50,6 +51,28 @@ def constants(environment: Any) -> Constants:
         force_torque=sensors(enums.mjtSensor.mjSENS_FORCE, enums.mjtSensor.mjSENS_TORQUE),
         desired_speed=float(environment.task._desired_speed),
     )
+
+
+def initialize_episode(task: Any, physics: Any) -> None:
+    """dm_control's start: any orientation, at the lowest of the heights 0, 1, 2 ... cm that has no contacts.
+
+    dm_control computes all forces at every height it tries, which takes as long as 150 control steps. Here they are
+    computed at the last one only; to find it, collisions are enough.
+    """
+    orientation = task.random.randn(4)
+    orientation /= np.linalg.norm(orientation)
+    model, data, height = physics.model.ptr, physics.data.ptr, 0.0
+    root = int(model.joint("root").qposadr[0])
+    data.qpos[root : root + 7] = 0.0, 0.0, height, *orientation
+    while True:
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_collision(model, data)
+        if data.ncon == 0:
+            break
+        height += 0.01
+        data.qpos[root + 2] = height
+    with physics.reset_context():
+        data.qpos[root : root + 7] = 0.0, 0.0, height, *orientation
 
 
 @compiled
