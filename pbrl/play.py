@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hydra.errors import InstantiationException
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from pbrl.run import checkpoint
 from pbrl.run.films import kept_policy
 from pbrl.run.folder import read_settings
+from pbrl.run.policy_file import POLICY, read_policy
 from pbrl.run.record import read
 from pbrl.run.settings import build, check_targets
 from pbrl.simulation import gl, video
@@ -69,13 +70,12 @@ def current_policy(run: Path, iteration: int | None) -> tuple[int, Float32]:
 
     It may be the last one, wait to be filmed (`pbrl.run.films`), or have a checkpoint.
     """
-    last = run / "policy.safetensors"
+    last = run / POLICY
     for path in [last] if iteration is None else [last, kept_policy(run, iteration)]:
         if path.exists():
-            with safe_open(path, "numpy") as file:
-                found = int(file.metadata()["iteration"])
-                if iteration in (None, found):
-                    return found, file.get_tensor("parameters")
+            found, parameters = read_policy(path)
+            if iteration in (None, found):
+                return found, parameters
     if iteration is None:
         raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
     saved = checkpoint.load(run / "checkpoint", iteration)

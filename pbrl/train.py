@@ -31,7 +31,8 @@ from pbrl.ledger import BudgetError
 from pbrl.run import loop, sweep
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.films import Films
-from pbrl.run.folder import is_finished, lock, prepare
+from pbrl.run.finished import is_finished
+from pbrl.run.folder import lock, prepare
 from pbrl.run.job import ALREADY_FINISHED, FINISHED, in_sweep, owns_terminal, run_job, stop_signal
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, columns, read

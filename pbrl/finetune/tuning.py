@@ -36,10 +36,13 @@ from pbrl.run import checkpoint, loop
 from pbrl.run.folder import lock, prepare
 from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
-from pbrl.run.record import RecordError
+from pbrl.run.record import RecordError, Row
 from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate, suggest
 from pbrl.seeds import as_number, streams
 from pbrl.threads import cores
+
+# In the row of an evaluated iteration.
+EVALUATION = ("accuracy", "validation_loss", "best_accuracy", "seconds_evaluate")
 
 
 class SGD:
@@ -80,7 +83,7 @@ class Tuning:
             seed=as_number(stream["directions"]),
             threads=cfg.threads or cores(),
         )
-        self.best = 0.0  # best accuracy so far
+        self.best = self.scheduled_best = 0.0  # best accuracy so far; without that of the last iteration
         self.ended = ""  # why the run ended before its last iteration: arrived or diverged
 
     def iterate(self, iteration: int) -> dict[str, float]:
@@ -92,6 +95,8 @@ class Tuning:
         if (iteration + 1) % self.evaluate_every == 0 or iteration == self.iterations - 1:
             accuracy, loss = self.problem.evaluate()
             self.best = max(self.best, accuracy)
+            if (iteration + 1) % self.evaluate_every == 0:
+                self.scheduled_best = self.best
             metrics |= {"accuracy": accuracy, "validation_loss": loss, "best_accuracy": self.best}
             metrics["seconds_evaluate"] = time.perf_counter() - begin - metrics["seconds_learn"]
             if self.target is not None and accuracy > self.target:
@@ -109,17 +114,24 @@ class Tuning:
         """The checkpoint is all that is needed."""
         return None
 
+    def without_last_evaluation(self, row: Row) -> Row:
+        """The row of an iteration, had it not been the run's last one, which is always evaluated."""
+        if (int(row["iteration"] or 0) + 1) % self.evaluate_every == 0:
+            return row
+        return {name: value for name, value in row.items() if name not in EVALUATION}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly; a finished run may go without its weights."""
         finished = bool(self.ended) or self.tuner.iteration >= self.iterations
         weights = dict(self.problem.tuned) if self.keep_weights or not finished else {}
-        about = {"best": self.best, "target": self.target, "ended": self.ended, "iteration": self.tuner.iteration}
-        return {"weights": weights, **about}
+        about = {"best": self.scheduled_best, "target": self.target, "ended": self.ended}
+        return {"weights": weights, "iteration": self.tuner.iteration, **about}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.best, self.target, self.ended = state["best"], state["target"], state["ended"]
+        self.best = self.scheduled_best = state["best"]
+        self.target, self.ended = state["target"], state["ended"]
         self.tuner.iteration = state["iteration"]
         for name, weights in state["weights"].items():
             self.problem.tuned[name].copy_(weights)

@@ -22,7 +22,8 @@ from pbrl.report.runs import NotARunError
 from pbrl.report.shipped import DamagedFileError, ShippedRun, files, from_folder, read_runs, write_runs
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.files import unused_name
-from pbrl.run.folder import is_finished, lock
+from pbrl.run.finished import is_finished
+from pbrl.run.folder import lock
 from pbrl.run.record import RecordError
 from pbrl.run.settings import ConfigurationError, differences
 from pbrl.run.signals import Stopped, catch_signals

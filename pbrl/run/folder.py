@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, whether the run in it is finished, and who works there."""
+"""A run's folder: whose it is, and who works there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from pbrl.run import checkpoint
 from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError, differences
 
@@ -27,14 +26,6 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
-
-
-def is_finished(settings: Mapping[str, Any]) -> bool:
-    """Whether this run is there already, to its last iteration. Asked before anything heavy is made."""
-    if not settings["resume"] or not holds_this_run(settings):
-        return False
-    saved = checkpoint.load(Path(settings["folder"]) / "checkpoint")
-    return saved is not None and saved[0] + 1 >= settings["iterations"]
 
 
 def holds_this_run(settings: Mapping[str, Any]) -> bool:

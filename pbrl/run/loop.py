@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from pbrl.run import checkpoint, record
 from pbrl.run.mirrors import MirrorProcess
-from pbrl.run.record import Record
+from pbrl.run.record import Record, Row
 from pbrl.run.settings import ConfigurationError
 from pbrl.run.signals import Stopped, catch_signals
 from pbrl.run.versions import note_versions
@@ -50,6 +50,9 @@ class Work(Protocol):
     def find_problem(self, state: Mapping[str, Any]) -> str | None:
         """Why a state cannot be continued from, such as files that are gone; None if it can."""
 
+    def without_last_evaluation(self, row: Row) -> Row:
+        """The row of an iteration, had it not been the run's last one."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
 
@@ -75,10 +78,15 @@ def run(
     if start:
         print(f"{work.folder}: {start} of {iterations} iterations are there", flush=True)
     note_versions(work.folder)
-    rows = Record(work.folder / RECORD, after=start - 1)
+    path = work.folder / RECORD
+    if 0 < start < iterations:
+        record.shorten_row(path, start - 1, work.without_last_evaluation)  # it may have been the last one
+    elif start:
+        work.save(start - 1)  # the run may have been killed before it did
+    rows = Record(path, after=start - 1)
     with ExitStack() as closing:
         closing.callback(rows.close)
-        for mirror in mirrors(work.folder / RECORD):
+        for mirror in mirrors(path):
             closing.callback(mirror.close)
         signals = closing.enter_context(catch_signals())
         bar = closing.enter_context(
@@ -113,7 +121,9 @@ def run(
 def save(work: Work, rows: Record, iteration: int) -> None:
     """Leave a checkpoint of the state after an iteration, which the record on disk has reached."""
     rows.sync()
-    checkpoint.save(work.folder / CHECKPOINT, iteration, {"format": FORMAT, **work.state_dict()}, work.digest)
+    digests = [rows.digest.of(), rows.digest.of(work.without_last_evaluation)]  # the second, if the run is extended
+    state = {"format": FORMAT, "record": digests, **work.state_dict()}
+    checkpoint.save(work.folder / CHECKPOINT, iteration, state, work.digest)
     work.save(iteration)
 
 
@@ -126,7 +136,8 @@ def load(work: Work) -> int:
                 f"{work.folder} was begun by an earlier version of pbrl, and cannot be continued by this one: finish "
                 "it there, or start over with resume=false, which keeps it aside. Report and play still read it"
             )
-        return record.find_problem(work.folder / RECORD, iteration) or work.find_problem(state)
+        digests = state.get("record", ())
+        return record.find_problem(work.folder / RECORD, iteration, digests) or work.find_problem(state)
 
     saved = checkpoint.load(work.folder / CHECKPOINT, settings_digest=work.digest, find_problem=find_problem)
     if saved is None:

@@ -9,9 +9,18 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
 
 from pbrl.run.files import write_atomically
 from pbrl.types import Float32
+
+POLICY = "policy.safetensors"
+
+
+def read_policy(path: Path) -> tuple[int, Float32]:
+    """The iteration that a policy is of, and its parameters [size]."""
+    with safe_open(path, "numpy") as file:
+        return int(file.metadata()["iteration"]), file.get_tensor("parameters")
 
 
 def save_policy(path: Path, parameters: Float32, **about: str) -> None:

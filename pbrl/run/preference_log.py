@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ SCHEMA = pa.schema(
     }
 )
 
-
+DIGEST = b"sha256"  # the name of a part's fingerprint in its metadata
 PART = re.compile(r"\d{12}\.parquet")
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,11 @@ class PreferenceLog:
             return None
         return f"the checkpoint counts {state['rows']} logged comparisons, but {self.folder.absolute()} has only {rows}"
 
+    def is_whole(self, state: Mapping[str, Any]) -> bool:
+        """Whether the log was closed at `state_dict()`: one file with all its rows."""
+        merged = [self.folder / f"{0:012d}.parquet"] if state["rows"] else []
+        return _parts(self.folder) == merged and len(read(self.folder)) == state["rows"]
+
     def close(self) -> None:
         """Write everything to disk, and merge the parts into one file."""
         self.state_dict()
@@ -183,8 +189,8 @@ def read(folder: Path | str) -> pa.Table:
         if int(part.stem) != rows:  # a merge was interrupted: its rows are in the merged part, too
             continue
         try:
-            tables.append(pq.read_table(part, schema=SCHEMA))
-        except (OSError, pa.ArrowException) as error:
+            tables.append(_read(part))
+        except (OSError, ValueError, pa.ArrowException) as error:
             logger.warning("%s cannot be read (%s): the log ends before it", part, error)
             break
         rows += len(tables[-1])
@@ -220,7 +226,28 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.parquet") if PART.fullmatch(file.name))
 
 
+def _digest(table: pa.Table) -> bytes:
+    """A fingerprint of a table's content: Parquet itself does not notice every flipped bit."""
+    digest = hashlib.sha256(str(len(table)).encode())
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type):
+            digest.update("\n".join(map(str, column.to_pylist())).encode())
+        else:
+            digest.update(column.to_numpy().tobytes())
+    return digest.hexdigest().encode()
+
+
+def _read(part: Path) -> pa.Table:
+    content = pa.py_buffer(part.read_bytes())
+    table = pq.read_table(pa.BufferReader(content), schema=SCHEMA)
+    metadata = pq.read_schema(pa.BufferReader(content)).metadata or {}
+    if metadata.get(DIGEST) not in (None, _digest(table)):  # earlier versions wrote none
+        raise ValueError("it was altered since it was written")
+    return table
+
+
 def _write(table: pa.Table, path: Path) -> None:
+    table = table.replace_schema_metadata({DIGEST: _digest(table)})
     content = pa.BufferOutputStream()
     pq.write_table(table, content, compression="zstd")
     write_atomically(path, content.getvalue().to_pybytes())

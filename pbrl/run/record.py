@@ -7,17 +7,18 @@ A line without its newline is incomplete and does not count. wandb and TensorBoa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pbrl.run.files import unused_name
+from pbrl.run.files import unused_name, write_atomically
 from pbrl.types import Float64, Metrics
 
 Row = dict[str, float | None]
@@ -27,6 +28,26 @@ logger = logging.getLogger(__name__)
 
 class RecordError(RuntimeError):
     """The record could not be written or read; the message says what to do."""
+
+
+class Digest:
+    """A fingerprint of rows."""
+
+    def __init__(self, lines: bytes = b"") -> None:
+        self.earlier, self.last = hashlib.sha256(), b""
+        for line in lines.splitlines(keepends=True):
+            self.add(line)
+
+    def add(self, line: bytes) -> None:
+        """One more row."""
+        self.earlier.update(self.last)
+        self.last = line
+
+    def of(self, shorten: Callable[[Row], Row] = dict) -> str:
+        """The fingerprint of the rows so far, with another content of the last."""
+        digest = self.earlier.copy()
+        digest.update(_line(shorten(json.loads(self.last))) if self.last else b"")
+        return digest.hexdigest()
 
 
 class Record:
@@ -55,6 +76,7 @@ class Record:
         except RecordError:
             self._file.close()
             raise
+        self.digest = Digest(path.read_bytes())
 
     def write(self, metrics: Metrics) -> None:
         """Add the row of an iteration: numbers by name, one of them `iteration`."""
@@ -62,13 +84,14 @@ class Record:
         if iteration <= self.iteration:
             raise ValueError(f"iteration {iteration} cannot follow {self.iteration} in {self.path.absolute()}")
         row = {name: _plain(name, value) for name, value in metrics.items()}
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        line = left = _line(row)
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             raise self._error(error) from error
         self.iteration = iteration
+        self.digest.add(line)
 
     def sync(self) -> None:
         """Put every row on disk. Call it before saving a checkpoint that counts these rows."""
@@ -99,13 +122,25 @@ def columns(rows: Sequence[Row]) -> dict[str, Float64]:
     return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}
 
 
-def find_problem(path: Path, iteration: int) -> str | None:
-    """Why a record cannot be continued after the row of an iteration; None if it can. For `checkpoint.load`."""
+def find_problem(path: Path, iteration: int, digests: Collection[str] = ()) -> str | None:
+    """Why a record cannot be continued after the row of an iteration; None if it can. For `checkpoint.load`.
+
+    digests: those that the rows may have; empty if they are not known.
+    """
     try:
-        _end_of_row(path, iteration)
+        rows = path.read_bytes()[: _end_of_row(path, iteration)]
     except (RecordError, OSError) as error:
         return str(error)
+    if digests and hashlib.sha256(rows).hexdigest() not in digests:
+        return f"{path.absolute()} was altered since it was written. Restore the file from a copy"
     return None
+
+
+def shorten_row(path: Path, iteration: int, shorten: Callable[[Row], Row]) -> None:
+    """Change the row of an iteration, and remove those after it."""
+    *earlier, last = path.read_bytes()[: _end_of_row(path, iteration)].splitlines(keepends=True)
+    if (line := _line(shorten(json.loads(last)))) != last:
+        write_atomically(path, b"".join(earlier) + line)
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, int]]:
@@ -146,6 +181,10 @@ def _end_of_row(path: Path, iteration: int) -> int:
         f"{'is empty' if last is None else f'ends at iteration {last}'}. Restore the file from a copy, "
         "or start over with `resume=false`, which keeps the old run aside."
     )
+
+
+def _line(row: Row) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def _plain(name: str, value: Any) -> float | None:

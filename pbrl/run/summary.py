@@ -12,6 +12,8 @@ from rich.table import Table
 
 from pbrl.run.files import write_atomically
 
+CURVE = "curve.png"
+
 
 def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     """Print the table, and write the learning curve to `curve.png`."""
@@ -26,7 +28,7 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150, format="png")
-    write_atomically(folder / "curve.png", picture.getvalue())
+    write_atomically(folder / CURVE, picture.getvalue())
     table = Table(title=str(folder), show_header=False)
     returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
     tenth = max(1, len(returns) // 10)
@@ -40,5 +42,5 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     for name in ("collect", "ask", "learn", "evaluate"):
         seconds = np.nansum(metrics[f"seconds_{name}"])
         table.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
-    table.add_row("the curve", str(folder / "curve.png"))
+    table.add_row("the curve", str(folder / CURVE))
     Console().print(table)

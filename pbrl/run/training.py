@@ -13,13 +13,17 @@ import numpy as np
 from pbrl.ledger import Ledger
 from pbrl.normaliser import Normaliser
 from pbrl.policy import Policy
-from pbrl.run.policy_file import save_policy
+from pbrl.run.policy_file import POLICY, save_policy
 from pbrl.run.preference_log import PreferenceLog
+from pbrl.run.record import Row
 from pbrl.run.settings import ConfigurationError, build, digest, resolve
 from pbrl.seeds import streams
 from pbrl.simulation import tasks
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Agent, Oracle
+
+LOG = "preferences"  # the folder of the preference log
+EVALUATION = ("eval_return", "eval_return_std", "seconds_evaluate")  # in the row of an evaluated iteration
 
 
 class TrainingRun:
@@ -56,7 +60,7 @@ class TrainingRun:
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["bits"],
             remember=settings["remember"],
-            preference_log=PreferenceLog(self.folder / "preferences") if settings["preference_log"] else None,  # type: ignore[arg-type]
+            preference_log=PreferenceLog(self.folder / LOG) if settings["preference_log"] else None,  # type: ignore[arg-type]
         )
         answers = settings["pairs"] * getattr(oracle, "members", 1) * getattr(self.agent, "experts", 1)
         if answers > self.ledger.bits_per_iteration:
@@ -107,13 +111,19 @@ class TrainingRun:
 
     def save(self, iteration: int) -> None:
         """Leave the policy for others to read."""
-        self.save_policy(self.folder / "policy.safetensors", iteration)
+        self.save_policy(self.folder / POLICY, iteration)
 
     def save_policy(self, path: Path, iteration: int) -> None:
         """Write the current policy's parameters, and what they are of."""
         parameters = self.policy.folded(self.agent.parameters)
         sizes = " ".join(str(size) for size in self.policy.sizes)
         save_policy(path, parameters, task=self.simulator.task, sizes=sizes, iteration=str(iteration))
+
+    def without_last_evaluation(self, row: Row) -> Row:
+        """The row of an iteration, had it not been the run's last one, which is always evaluated."""
+        if int(row["iteration"] or 0) % self.evaluation_settings["every"] == 0:
+            return row
+        return {name: value for name, value in row.items() if name not in EVALUATION}
 
     def find_problem(self, state: Mapping[str, Any]) -> str | None:
         """Whether the preference log lacks rows that the state counts."""

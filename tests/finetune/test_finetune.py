@@ -68,7 +68,7 @@ def same(one: Path, other: Path) -> bool:
 def test_a_run_that_was_stopped_continues_bit_for_bit(method: str, tiny: Path, tmp_path: Path) -> None:
     changes = (f"method={method}", "lr=0.001")  # short steps, so that none diverges
     whole = tune(tiny, *changes, f"root={tmp_path / 'whole'}")
-    tune(tiny, *changes, f"root={tmp_path / 'parts'}", "iterations=6")  # evaluated at 6, so like the whole
+    tune(tiny, *changes, f"root={tmp_path / 'parts'}", "iterations=7")  # evaluated at 7, unlike the whole
     parts = tune(tiny, *changes, f"root={tmp_path / 'parts'}")
     assert same(whole, parts)
     metrics = columns(read(whole / "metrics.jsonl"))

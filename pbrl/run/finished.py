@@ -1,0 +1,57 @@
+"""Whether a run is finished: its last iteration is saved, and so is all that a run leaves.
+
+A run that was killed after its last checkpoint, or whose files were cut or deleted since, is not: the same command
+makes what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from pbrl.run import checkpoint, loop, record, summary
+from pbrl.run.folder import holds_this_run
+from pbrl.run.policy_file import POLICY, read_policy
+from pbrl.run.preference_log import PreferenceLog
+from pbrl.run.settings import digest
+from pbrl.run.training import LOG
+
+logger = logging.getLogger(__name__)
+
+
+def is_finished(settings: Mapping[str, Any]) -> bool:
+    """Whether this run is there already, as a whole. Asked before anything heavy is made."""
+    folder = Path(settings["folder"])
+    if not settings["resume"] or not holds_this_run(settings):
+        return False
+    saved = checkpoint.load(folder / loop.CHECKPOINT, settings_digest=digest(settings))
+    if saved is None or saved[0] + 1 < settings["iterations"]:
+        return False
+    if missing := what_is_missing(folder, *saved, settings):
+        logger.info("%s: all iterations were saved, but not all that a run leaves: %s", folder, ", ".join(missing))
+    return not missing
+
+
+def what_is_missing(folder: Path, iteration: int, state: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """The names of files that are not those of the run's end, which this state is of."""
+    logged = state["ledger"]["preference_log"] if settings["preference_log"] else None
+    whole = {
+        loop.RECORD: record.find_problem(folder / loop.RECORD, iteration, state.get("record", ())) is None,
+        POLICY: _is_policy(folder / POLICY, iteration, state),
+        LOG: logged is None or PreferenceLog(folder / LOG).is_whole(logged),
+        summary.CURVE: (folder / summary.CURVE).is_file(),
+    }
+    return [name for name, is_whole in whole.items() if not is_whole]
+
+
+def _is_policy(path: Path, iteration: int, state: Mapping[str, Any]) -> bool:
+    try:
+        found, parameters = read_policy(path)
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return False
+    return found == iteration and np.array_equal(parameters, state["parameters"])
