@@ -3,7 +3,7 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms":
 
     A_t <- generalised advantage estimates with lambda, gamma; V(s_T) stands for what the time limit cuts off
-    one pass over the steps in minibatches, Adam on actor and critic, minimising the mean of
+    some passes over the steps in minibatches, Adam on actor and critic, minimising the mean of
         L = -min( rho A, clip(rho, 1 - eps, 1 + eps) A ) + c (V - (A + V_old))^2,    rho = pi / pi_old
 
     V  the critic        c  critic_weight        eps  clip_range
@@ -32,7 +32,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from agents.reward_model import linear_layers, orthogonal
 from pbrl.network import mlp
 from pbrl.policy import GaussianPolicy
-from pbrl.types import Behaviour, Float32, Metrics
+from pbrl.types import Behaviour, Float32, Float64, Metrics
 
 # What SB3 calls the metrics of an update, and what we do.
 METRICS = {
@@ -45,7 +45,10 @@ METRICS = {
 
 
 class PPO:
-    """Actor and critic. SB3's networks hold the parameters; the policy's flat vector is read off them."""
+    """Actor and critic. SB3's networks hold the parameters; the policy's flat vector is read off them.
+
+    action_bounds: low and high [act] of the task's actions, for SB3's file; -1 and 1 if None.
+    """
 
     def __init__(
         self,
@@ -63,14 +66,19 @@ class PPO:
         entropy_bonus: float,
         gae_lambda: float,
         gamma: float,
+        passes: int,
         gradient_steps: int,
         max_gradient_norm: float,
         adam_epsilon: float,
+        action_bounds: tuple[Float64, Float64] | None = None,
     ) -> None:
-        if min(warmup_updates, gradient_steps) < 1:
-            raise ValueError(
-                f"warmup_updates and gradient_steps must be at least 1, not {warmup_updates} and {gradient_steps}"
-            )
+        for name, count in (
+            ("warmup_updates", warmup_updates),
+            ("passes", passes),
+            ("gradient_steps", gradient_steps),
+        ):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count}")
         self.policy, self.rng, self.gradient_steps = policy, rng, gradient_steps
         self.actor_learning_rate, self.warmup_updates = actor_learning_rate, warmup_updates
         no_environment: Any = None
@@ -78,7 +86,7 @@ class PPO:
             "MlpPolicy",
             no_environment,
             learning_rate=actor_learning_rate,
-            n_epochs=1,
+            n_epochs=passes,
             gamma=gamma,
             gae_lambda=gae_lambda,
             clip_range=clip_range,
@@ -92,9 +100,10 @@ class PPO:
             device="cpu",
             _init_setup_model=False,
         )
-        # The spaces of pbrl.simulation.vector. The suite's actions are in [-1, 1], except LQR's, which are unbounded.
+        # The spaces of pbrl.simulation.vector: SB3 compares them with an environment's, and clips actions to them.
         self.sb3.observation_space = Box(-np.inf, np.inf, (policy.obs_size,), np.float64)
-        self.sb3.action_space = Box(-1.0, 1.0, (policy.act_size,), np.float64)
+        low, high = action_bounds or (np.full(policy.act_size, -1.0), np.full(policy.act_size, 1.0))
+        self.sb3.action_space = Box(low, high, dtype=np.float64)
         self.sb3.n_envs = 1
         self.sb3._setup_model()
         self.sb3.set_logger(Logger(folder=None, output_formats=[]))
@@ -123,6 +132,7 @@ class PPO:
         network.optimizer.register_step_pre_hook(self._clip_gradients)
         self.max_gradient_norm = max_gradient_norm
         self.actor, self.critic = actor, critic
+        self.updates = 0  # made so far
         self.pool: Executor | None = None  # on whose threads the networks are evaluated
         network.evaluate_actions = self._evaluate_actions  # type: ignore[method-assign, assignment]
 
@@ -144,9 +154,10 @@ class PPO:
         self.sb3.rollout_buffer = rollout = Rollout(behaviour, inputs, rewards, V, log_pi, sb3=self.sb3, rng=self.rng)
         self.sb3.batch_size = -(-rollout.steps // self.gradient_steps)
         actor, critic = self.network.optimizer.param_groups
-        actor["lr"] = self.actor_learning_rate * min(1.0, (self.sb3._n_updates + 1) / self.warmup_updates)
+        actor["lr"] = self.actor_learning_rate * min(1.0, (self.updates + 1) / self.warmup_updates)
         self.pool = pool
         self.sb3.train()
+        self.updates += 1
         return {
             **{ours: float(self.sb3.logger.name_to_value[f"train/{theirs}"]) for theirs, ours in METRICS.items()},
             "actor_learning_rate": actor["lr"],
@@ -206,14 +217,14 @@ class PPO:
         return {
             "network": deepcopy(dict(self.network.state_dict())),
             "adam": deepcopy(self.network.optimizer.state_dict()),
-            "updates": self.sb3._n_updates,
+            "updates": self.updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.network.load_state_dict(state["network"])
         self.network.optimizer.load_state_dict(deepcopy(state["adam"]))
-        self.sb3._n_updates = state["updates"]
+        self.updates = state["updates"]
 
 
 class _SB3(stable_baselines3.PPO):
@@ -252,11 +263,14 @@ class Rollout(RolloutBuffer):
         # To SB3, what follows an early end is another episode: none of it counts towards this one.
         self.episode_starts = (t == ends).T.astype(np.float32)
         self.compute_returns_and_advantage(torch.from_numpy(V[:, -1]), dones=np.zeros(N))
+        self.flat = False
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
-        """All steps in random order, once."""
-        for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
-            setattr(self, name, self.swap_and_flatten(getattr(self, name))[self.before_end])
+        """All steps in random order, once; in another order the next time."""
+        if not self.flat:
+            for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
+                setattr(self, name, self.swap_and_flatten(getattr(self, name))[self.before_end])
+            self.flat = True
         batch_size, order = batch_size or self.steps, self.rng.permutation(self.steps)
         for start in range(0, self.steps, batch_size):
             yield self._get_samples(order[start : start + batch_size])

@@ -2,27 +2,32 @@
 
 Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", with PPO for the policy:
 
-    trajectories of pi, paired at random
-    fit r to the preferences                          (agents.reward_model)
+    trajectories of pi
+    ask about pairs of them, or of clips of the last ones      (agents.samplers)
+    fit r to the preferences                                   (agents.reward_model)
     r_t <- r(s_t, a_t), standardised over the iteration unless told otherwise
-    improve pi on r_t                                 (agents.ppo)
+    improve pi on r_t                                          (agents.ppo)
+
+`agent=ppo_rlhf` has the paper's numbers: whole trajectories, paired at random, and one network. `agent=prefppo` has
+those of B-Pref (Lee et al. 2021): clips, an ensemble, and a sampler that chooses the questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from agents.pairing import at_random
 from agents.ppo import PPO
 from agents.reward_model import RewardModel
+from agents.samplers import Questions, Sampler
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Behaviour, Clips, Float32, Metrics, Pairs, Preferences
+from pbrl.types import Float32, Float64, Metrics, Pairs, Preferences
 
 
 class PPORLHF:
@@ -36,10 +41,28 @@ class PPORLHF:
         reward_model: Callable[..., RewardModel],
         ppo: Callable[..., PPO],
         standardise: bool,
+        sampler: Sampler,
+        clip_steps: int | None,
+        pool: int | None,
+        questions: int | None,
+        questions_in_all: int | None,
+        schedule: Literal["constant", "falling", "rising"],
+        iterations: int | None = None,
+        action_bounds: tuple[Float64, Float64] | None = None,
     ) -> None:
-        self.policy, self.rng, self.standardise = policy, rng, standardise
+        self.policy, self.rng, self.standardise, self.pool = policy, rng, standardise, pool
         self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
-        self.ppo = ppo(policy=policy, rng=rng)
+        self.ppo = ppo(policy=policy, rng=rng, action_bounds=action_bounds)
+        self.questions = Questions(
+            sampler=sampler,
+            clip_steps=clip_steps,
+            pool=pool,
+            questions=questions,
+            questions_in_all=questions_in_all,
+            schedule=schedule,
+            iterations=iterations,
+            rng=rng,
+        )
 
     @property
     def parameters(self) -> Float32:
@@ -47,32 +70,45 @@ class PPORLHF:
         return self.ppo.parameters
 
     def iterate(self, budget: Budget) -> Metrics:
-        """Compare trajectories of pi, fit r, then improve pi on it."""
-        # trajectories of pi, paired at random
+        """Ask about trajectories of pi, fit r, then improve pi on it."""
+        # trajectories of pi
         arms = np.zeros(budget.trajectories_left, np.int64)
         keep = ("observations", "actions")
         behaviour = budget.collect(
             self.policy, self.parameters[None], arms, mean_actions=False, common_start=False, keep=keep
         )
-        pairs = at_random(behaviour, budget.pairs_left, self.rng)
-        preferences = budget.compare(pairs)
-        self.reward_model.remember(behaviour, pairs, preferences)
+        metrics: dict[str, float] = {}
         with workers() as pool:
+            # ask about pairs of them, or of clips of the last ones
+            self.questions.look_at(behaviour)
+            round_of_questions = self.questions.ask(budget, self.reward_model, pool)
+
             # fit r to the preferences
-            metrics = self.reward_model.fit(pool)
-            if not metrics or not behaviour.lengths.any():  # r means nothing yet, or no trajectory has a step
+            if round_of_questions is not None:
+                metrics |= self.reward_model.fit(pool)
+            if self.reward_model.pairs == 0 or not behaviour.lengths.any():  # r means nothing yet, or no step was made
                 return metrics
+            if round_of_questions is not None:
+                metrics |= self._accuracy(*round_of_questions, pool)
 
             # r_t <- r(s_t, a_t), standardised over the iteration unless told otherwise
             r = self.reward_model.reward(behaviour, pool)  # [N, T], 0 after the end
             budget.note(reward=r.sum(axis=1))
-            accuracy = _accuracy(r, behaviour, pairs, preferences)
             if self.standardise:
                 lived = np.arange(r.shape[1]) < behaviour.lengths[:, None]
                 r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
 
             # improve pi on r_t
-            return {**metrics, **accuracy, **self.ppo.update(behaviour, r, pool)}
+            return {**metrics, **self.ppo.update(behaviour, r, pool)}
+
+    def _accuracy(self, pairs: Pairs, preferences: Preferences, pool: Executor) -> Metrics:
+        """In how many of the decided pairs the learnt reward has the teacher's order."""
+        assert self.questions.pool is not None
+        q = preferences.probability
+        decided = preferences.answered & (q != 0.5)
+        D = self.reward_model.differences(self.questions.pool, pairs, pool).mean(axis=0)
+        agreed = (D > 0) == (q > 0.5)
+        return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
 
     def save_sb3(self, path: str | Path) -> None:
         """Write a file that Stable-Baselines3's own `PPO.load` opens."""
@@ -83,6 +119,7 @@ class PPORLHF:
         return {
             "reward_model": self.reward_model.state_dict(),
             "ppo": self.ppo.state_dict(),
+            "questions": self.questions.state_dict(),
             "rng": self.rng.bit_generator.state,
         }
 
@@ -90,20 +127,5 @@ class PPORLHF:
         """Continue from `state_dict()`."""
         self.reward_model.load_state_dict(state["reward_model"])
         self.ppo.load_state_dict(state["ppo"])
+        self.questions.load_state_dict(state["questions"])
         self.rng.bit_generator.state = state["rng"]
-
-
-def _accuracy(r: Float32, behaviour: Behaviour, pairs: Pairs, preferences: Preferences) -> Metrics:
-    """In how many of the decided pairs the learnt rewards [N, T] have the teacher's order."""
-    q = preferences.probability
-    decided = preferences.answered & (q != 0.5)
-    first, second = (_sums(r, behaviour, clips, pairs.steps) for clips in (pairs.first, pairs.second))
-    agreed = (second > first) == (q > 0.5)
-    return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
-
-
-def _sums(r: Float32, behaviour: Behaviour, clips: Clips, steps: int | None) -> Float32:
-    """The learnt return of each clip [P]."""
-    rows = behaviour.rows(clips.trajectory)
-    lived = r[rows] if steps is None else r[rows[:, None], clips.step[:, None] + np.arange(steps)]
-    return np.asarray(lived.sum(axis=1))

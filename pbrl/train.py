@@ -42,7 +42,7 @@ from pbrl.run.training import TrainingRun
 from pbrl.simulation import native, tasks
 from pbrl.threads import cores, threads_of_a_job
 
-GROUPS = ("agent", "env", "oracle", "experiment")
+GROUPS = ("agent", "agent.sampler", "env", "oracle", "experiment")
 
 
 def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:

@@ -31,7 +31,7 @@ TRUSTED = ("agents", "oracles", "pbrl")
 
 # What the runner offers to the class of a node, beside the node's own settings.
 OFFERED = {
-    "agent": ("policy", "rng", "trajectories", "pairs", "iterations"),
+    "agent": ("policy", "rng", "trajectories", "pairs", "iterations", "action_bounds"),
     "agent.policy": ("obs_size", "act_size", "action_bounds"),
     "oracle": ("rng",),
     "method": ("parameters", "seed", "threads"),

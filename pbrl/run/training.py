@@ -50,7 +50,7 @@ class TrainingRun:
         self.calibration = Simulator(**where, seed=stream["calibration"])
         budget = {"trajectories": settings["trajectories"], "pairs": settings["pairs"]}
         rng = np.random.default_rng(stream["agent"])
-        self.agent = build_agent(settings, self.simulator, rng=rng, **budget)
+        self.agent = build_agent(settings, self.simulator, rng=rng, iterations=self.iterations, **budget)
         self.policy = self.agent.policy
         oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(stream["teacher"]))
         self.ledger = Ledger(
@@ -59,7 +59,7 @@ class TrainingRun:
             trajectories_per_iteration=settings["trajectories"],
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["bits"],
-            remember=settings["remember"],
+            remember=remembered(settings, self.agent),
             preference_log=PreferenceLog(self.folder / LOG) if settings["preference_log"] else None,  # type: ignore[arg-type]
         )
         answers = settings["pairs"] * getattr(oracle, "members", 1) * getattr(self.agent, "experts", 1)
@@ -168,5 +168,18 @@ def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: An
     policy = build_policy(node["policy"], simulator, allow=allow)
     if settings["normalise_observations"]:
         policy.normaliser = Normaliser(simulator.obs_size)
-    agent: Agent = build(node, allow=allow, policy=policy, **offered)
+    agent: Agent = build(node, allow=allow, policy=policy, action_bounds=simulator.action_bounds, **offered)
     return agent
+
+
+def remembered(settings: Mapping[str, Any], agent: Agent) -> int:
+    """How many of the last trajectories may be asked about: those of two iterations, or the agent's pool if larger."""
+    pool = getattr(agent, "pool", None) or 0
+    if settings["remember"] is None:
+        return max(2 * int(settings["trajectories"]), pool)
+    if settings["remember"] < pool:
+        raise ConfigurationError(
+            f"the agent asks about its last {pool} trajectories, but remember={settings['remember']} keeps fewer: "
+            f"remember=null keeps them all, agent.pool={settings['remember']} asks about those that are kept"
+        )
+    return int(settings["remember"])

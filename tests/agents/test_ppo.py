@@ -30,6 +30,7 @@ SETTINGS = {
     "entropy_bonus": 0.0,
     "gae_lambda": 0.5,
     "gamma": 0.8,
+    "passes": 1,
     "gradient_steps": 10,
     "max_gradient_norm": 0.5,
     "adam_epsilon": 1e-5,
@@ -203,7 +204,7 @@ def test_saving_for_stable_baselines_changes_nothing(tmp_path):
     np.testing.assert_array_equal(one.parameters, two.parameters)
 
 
-@pytest.mark.parametrize("setting", ["warmup_updates", "gradient_steps"])
+@pytest.mark.parametrize("setting", ["warmup_updates", "passes", "gradient_steps"])
 def test_settings_that_make_no_sense_fail_by_name(setting):
     with pytest.raises(ValueError, match=setting):
         make(**{setting: 0})

@@ -23,14 +23,14 @@ NOBODY = np.zeros(len(Q), bool)
 
 def everything(agent):
     """All numbers that the agent's next update starts from."""
-    parts = [*agent.ppo.network.state_dict().values(), *agent.reward_model.network.state_dict().values()]
-    return torch.cat([part.ravel() for part in parts]).numpy().copy()
+    parts = [*agent.ppo.network.state_dict().values(), *agent.reward_model.weights]
+    return torch.cat([part.detach().ravel() for part in parts]).numpy().copy()
 
 
 def learnt_rewards(agent, collected):
     """r(s_t, a_t) of the reward model [N, T]."""
     inputs = np.concatenate([collected.observations[:, :-1], collected.actions], -1)
-    return agent.reward_model.network(torch.from_numpy(inputs)).squeeze(-1).detach().numpy()
+    return agent.reward_model.members[0](torch.from_numpy(inputs)).squeeze(-1).detach().numpy()
 
 
 def iterate(agent, answers, collected=None):

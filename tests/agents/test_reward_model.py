@@ -29,6 +29,9 @@ from tests.toy_task import TARGET
 Q = np.linspace(0.0, 1.0, TRAJECTORIES // 2)
 LENGTHS = np.r_[5, 0, np.full(TRAJECTORIES - 2, STEPS)]
 SETTINGS = {
+    "members": 1,
+    "passes": None,
+    "stop_at_accuracy": None,
     "hidden": [8, 8],
     "hidden_gain": 2**0.5,
     "output_gain": 1.0,

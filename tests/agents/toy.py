@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from pbrl.ledger import Ledger
 from pbrl.policy import GaussianPolicy
 from pbrl.run.settings import build
-from pbrl.run.training import build_agent
+from pbrl.run.training import build_agent, remembered
 from pbrl.types import Behaviour, Clips, Pairs, Preferences
 from tests.toy_task import ACT, OBS, STEPS, ToySimulator
 
@@ -35,10 +35,12 @@ def composed(*overrides):
 
 
 def shrunk(node):
-    """The same settings, with 16 units in every hidden layer."""
+    """The same settings, with 16 units in every hidden layer, and few passes over the same data."""
     if not isinstance(node, dict):
         return node
-    return {key: [16, 16] if key.endswith("hidden") else shrunk(value) for key, value in node.items()}
+    small = {key: shrunk(value) for key, value in node.items()}
+    small |= {key: [16, 16] for key in node if key.endswith("hidden")}
+    return small | ({"passes": min(node["passes"], 8)} if node.get("passes") else {})
 
 
 def settings_of(name, *overrides, **changes):
@@ -72,7 +74,7 @@ class Trial:
             trajectories_per_iteration=settings["trajectories"],
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["pairs"] * getattr(self.agent, "experts", 1),
-            remember=settings["remember"],
+            remember=remembered(settings, self.agent),
         )
         self.next = 0
 
@@ -135,17 +137,17 @@ class StubBudget:
 # Behaviour, questions and answers
 
 
-def behaviour(seed=0, *, n=TRAJECTORIES, lengths=None, first=100, sizes=(OBS, ACT)):
+def behaviour(seed=0, *, n=TRAJECTORIES, lengths=None, first=100, sizes=(OBS, ACT), steps=STEPS):
     """N trajectories of random observations and actions, numbered from `first`."""
     rng = np.random.default_rng(seed)
     return Behaviour(
         policy=np.zeros(n, np.int64),
-        lengths=np.full(n, STEPS) if lengths is None else np.asarray(lengths),
+        lengths=np.full(n, steps) if lengths is None else np.asarray(lengths),
         diverged=np.zeros(n, bool),
         start=np.zeros((n, 3), np.int64),
         number=first + np.arange(n),
-        observations=rng.standard_normal((n, STEPS + 1, sizes[0]), np.float32),
-        actions=rng.standard_normal((n, STEPS, sizes[1]), np.float32),
+        observations=rng.standard_normal((n, steps + 1, sizes[0]), np.float32),
+        actions=rng.standard_normal((n, steps, sizes[1]), np.float32),
     )
 
 
