@@ -17,7 +17,10 @@ Strategies as a Scalable Alternative to Reinforcement Learning"), with the teach
     P       how many were answered
 
 With several votes, a direction has as many trajectories of each arm, and comparisons. Directions are split into groups;
-the i-th trajectories of a group all begin in the same state.
+the i-th trajectories of a group all begin in the same state. With linear maps of normalised observations as subspace,
+this is ARS (Mania, Guy, Recht 2018, "Simple random search of static linear policies is competitive for reinforcement
+learning") with preferences for returns, and a step that is not tuned to the task: two steps in a row that agree say
+that it is too short, two that disagree, too long, as in the cumulation of CMA-ES (Hansen and Ostermeier 2001).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import numpy as np
 from agents import subspaces
 from agents.pairing import by_index
 from pbrl.ledger import Budget
+from pbrl.normaliser import Normaliser
 from pbrl.policy import Policy
 from pbrl.types import Behaviour, Float32, Metrics, join
 
@@ -54,6 +58,7 @@ class PES:
         groups: int | None,
         feedback: Literal["score", "label"],
         collect: Literal["sampled", "mean"],
+        normalise: bool,
     ) -> None:
         if sigma <= 0:
             raise ValueError(f"sigma must be positive, not {sigma}")
@@ -68,6 +73,8 @@ class PES:
         self.rate, self.momentum = rate, momentum
         self.rank, self.votes, self.groups, self.feedback = rank, votes, groups or 1, feedback
         self.starting: dict[str, Any] = {"mean_actions": collect == "mean", "common_start": groups is not None}
+        if normalise and policy.normaliser is None:
+            policy.normaliser = Normaliser(policy.obs_size)
         self.parameters: Float32 = policy.initial(rng)
         self.subspace = subspaces.subspace(subspace, policy, self.parameters, penalty=penalty)
         self.m = np.zeros(subspaces.size(self.subspace.shapes), np.float32)

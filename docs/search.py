@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +39,22 @@ class Study:
     first_seed: int
 
     def jobs(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
-        """Seed, settings and levels of each run: every level of a choice equally often, in random order."""
+        """Seed, settings and levels of each run: every level of a choice equally often.
+
+        In random order, or, for eight runs of choices with two levels, as a fractional factorial: any two choices are
+        made in all four ways, twice.
+        """
         rng = np.random.default_rng(self.first_seed)
-        columns = {choice: rng.permutation(np.resize(list(levels), self.runs)) for choice, levels in self.drawn.items()}
+        if self.runs == 8:
+            odd = {mask: [(mask & n).bit_count() % 2 for n in range(8)] for mask in (1, 2, 4, 7, 3, 5, 6)}
+            columns = {
+                choice: np.array(list(levels))[column]
+                for (choice, levels), column in zip(self.drawn.items(), odd.values(), strict=False)
+            }
+        else:
+            columns = {
+                choice: rng.permutation(np.resize(list(levels), self.runs)) for choice, levels in self.drawn.items()
+            }
         for n in range(self.runs):
             levels = {choice: str(column[n]) for choice, column in columns.items()}
             settings = resolved(self.fixed, *(self.drawn[choice][level] for choice, level in levels.items()))
@@ -60,34 +74,69 @@ def resolved(*parts: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in settings.items()]
 
 
-TASKS = {
-    task: [f"env={task}", "env.steps=250", "iterations=61"] for task in ("cheetah_run", "walker_walk", "quadruped_run")
-}
-SUBSPACES = {
-    "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02"],
-    "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05"],
-    "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05"],
-}
-WHERE = {
-    "subspace": SUBSPACES,
-    "normalised": {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]},
+SHORT = ["env.steps=250", "agent.policy.hidden=[64,64]"]
+CHEETAH = ["env=cheetah_run", *SHORT, "iterations=61"]
+TUNED_ON = {"cheetah_run": 1200, "hopper_stand": 1300, "walker_walk": 1400, "quadruped_run": 1500}  # first seeds
+NORMALISED = {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]}
+STEP = {"x 0.5": ["agent.step.maximum*=0.5"], "x 1": [], "x 2": ["agent.step.maximum*=2"]}
+PES = {
+    "subspace": {
+        "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02"],
+        "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05"],
+        "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05"],
+    },
+    "normalised": NORMALISED,
     "groups": {"1": ["agent.groups=1"], "4": ["agent.groups=4"], "none": ["agent.groups=null"]},
-    "momentum": {"0": ["agent.momentum=0"], "0.5": ["agent.momentum=0.5"], "0.8": ["agent.momentum=0.8"]},
-    "sigma": {"x 1": [], "x 2": ["agent.sigma*=2"]},
-    "step": {"x 0.5": ["agent.step.maximum*=0.5"], "x 1": [], "x 2": ["agent.step.maximum*=2"]},
+    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5", "0.8", "0.9")},
+    "sigma": {"x 0.5": ["agent.sigma*=0.5"], "x 1": [], "x 2": ["agent.sigma*=2"]},
+    "step": STEP,
+    "rate": {each: [f"agent.rate={each}"] for each in ("0", "0.1")},
+    "rank": {each: [f"agent.rank={each}"] for each in ("null", "1")},
+    "votes": {each: [f"agent.votes={each}"] for each in ("1", "2")},
+    "feedback": {each: [f"agent.feedback={each}"] for each in ("score", "label")},
 }
+NCRS = {
+    "subspace": {
+        "all": ["agent.subspace=all", "agent.step.maximum=0.04"],
+        "last": ["agent.subspace=last", "agent.step.maximum=0.1"],
+        "linear": ["agent.subspace=linear", "agent.step.maximum=0.1"],
+    },
+    "normalised": NORMALISED,
+    "step": STEP,
+    "actions": {
+        "sampled": ["agent.collect=sampled", "agent.common_start=false"],
+        "mean, common start": ["agent.collect=mean", "agent.common_start=true"],
+    },
+    "adapt": {each: [f"agent.adapt={each}"] for each in ("null", "acceptance", "votes")},
+    "votes": {
+        "all": ["agent.at_a_time=null", "agent.lead=null"],
+        "curtailed": ["agent.at_a_time=4", "agent.lead=null"],
+        "lead of 4": ["agent.at_a_time=4", "agent.lead=4"],
+    },
+    "memory": {each: [f"agent.memory={each}"] for each in ("0", "0.3")},
+}
+LINEAR = {  # within the linear subspace, observations normalised
+    "rate": {each: [f"agent.rate={each}"] for each in ("0", "0.1")},
+    "sigma": {each: [f"agent.sigma={each}"] for each in ("0.1", "0.3")},
+    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5")},
+    "step": {each: [f"agent.step.maximum={each}"] for each in ("0.03", "0.1")},
+}
+IN_LINEAR = ["agent=pes", "agent.subspace=linear", "normalise_observations=true", "agent.step.minimum=0.001"]
+SLOW_STEPS = ["agent.step.minimum=0.001"]
 STUDIES = {
-    f"where_{task}": Study(
-        fixed=["agent=pes", "agent.step.minimum=0.001", *TASKS[task]], drawn=WHERE, runs=36, first_seed=seed
-    )
-    for seed, task in zip((100, 200, 300), TASKS, strict=True)
+    "pes_cheetah_run": Study(["agent=pes", *SLOW_STEPS, *CHEETAH], PES, runs=48, first_seed=1000),
+    "ncrs_cheetah_run": Study(["agent=ncrs_adaptive", *SLOW_STEPS, *CHEETAH], NCRS, runs=36, first_seed=1100),
+} | {
+    f"linear_{task}": Study([*IN_LINEAR, f"env={task}", *SHORT, "iterations=41"], LINEAR, runs=8, first_seed=first_seed)
+    for task, first_seed in TUNED_ON.items()
 }
 
 
-def run(name: str, path: Path) -> None:
-    """All runs of a study that are not in the file."""
+def run(names: Sequence[str], path: Path) -> None:
+    """All runs of the studies that are not in the file, taking turns."""
     done = {(row["study"], row["settings"]) for row in rows(path)}
-    for seed, settings, _ in STUDIES[name].jobs():
+    jobs = [[(name, seed, settings) for seed, settings, _ in STUDIES[name].jobs()] for name in names]
+    for name, seed, settings in filter(None, itertools.chain(*itertools.zip_longest(*jobs))):
         settings = [*settings, f"seed={seed}"]
         if (name, " ".join(settings)) in done:
             continue
@@ -164,8 +213,11 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", default=list(STUDIES), choices=list(STUDIES))
     parser.add_argument("--runs", type=Path, default=Path("docs/search.csv"))
     options = parser.parse_args()
-    for name in options.studies:
-        (run if options.what == "run" else table)(name, options.runs)
+    if options.what == "run":
+        run(options.studies, options.runs)
+    else:
+        for name in options.studies:
+            table(name, options.runs)
 
 
 if __name__ == "__main__":

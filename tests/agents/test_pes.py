@@ -35,6 +35,7 @@ def make(**changes):
         "groups": 1,
         "feedback": "score",
         "collect": "mean",
+        "normalise": False,
         **changes,
     }
     return PES(policy=policy, rng=np.random.default_rng(0), **given_settings)
@@ -302,6 +303,14 @@ def test_it_moves_within_the_subspace(subspace):
     for n in range(3):
         agent.iterate(budget_of(scores([1.0, -1.0, 0.5]), iteration=n))
     assert np.flatnonzero(agent.parameters - theta).tolist() == list(range(12, 17))  # four weights and a bias
+
+
+def test_it_normalises_observations_if_it_is_told_to_or_the_run_does_already():
+    assert make().policy.normaliser is None
+    normalised = make(normalise=True).policy
+    x = np.array([[3.0, -1.0], [1.0, 5.0]], np.float32)
+    normalised.normaliser.include(x)
+    assert_allclose(normalised.normaliser(x), [[1, -1], [-1, 1]], atol=1e-3)
 
 
 # Resuming

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from oracles.uniform_margin import UniformMargin
 from pbrl.ridge.beyond import PES, AdaptiveNCRS
+from pbrl.ridge.problem import Ridge, run
 from pbrl.search import NCRS, Directions, Search
 
 X = np.array([1.0, 2.0])
@@ -87,6 +89,20 @@ def test_what_pes_does_where_it_matters_does_not_depend_on_how_many_dimensions_d
     few, many = (values.mean() for values in final)
     assert few < 0.7 * np.sqrt(5)
     assert few == pytest.approx(many, rel=0.1)
+
+
+@pytest.mark.parametrize("dimension", [500, 1_000_000])
+def test_pes_needs_comparisons_in_proportion_to_k_whatever_d(dimension: int) -> None:
+    rng, comparisons = np.random.default_rng(0), []
+    for k in (5, 20, 80):
+        start = np.broadcast_to(Ridge(k).start(), (40, k))
+        optimizer = pes(start, Directions("gaussian", ambient=dimension), step=0.2 / k, radius=0.5, probes=8)
+        oracle = UniformMargin(p=0.4, rng=rng)
+        outcome = run(optimizer, Ridge(k), oracle, votes=1, target=0.1, budget=5_000)
+        comparisons.append(outcome.pairs.mean())  # NaN if one has not arrived
+    assert comparisons[0] == pytest.approx(128, rel=0.15)  # 126 and 129 in docs/search.md
+    slope = np.polyfit(np.log([5, 20, 80]), np.log(comparisons), 1)[0]
+    assert slope == pytest.approx(1, abs=0.07)
 
 
 # Adaptive NCRS

@@ -156,7 +156,7 @@ def test_the_interval_is_students() -> None:
     [
         ("experiment.only=[ncrs,adam]", "unknown optimizer {'adam'}; known are ncrs, "),
         ("experiment.optimizers.ncrs.active=[501]", r"\[1, d = 500\], not 501"),
-        ("+experiment.optimizers.ncrs.oracles=[human]", "known are uniform_margin, confidence, values"),
+        ("+experiment.optimizers.ncrs.oracles=[human]", "known are uniform_margin, confidence, labels, values"),
         ("+experiment.optimizers.ncrs.colour=red", "ncrs has missing or unknown settings: colour"),
         ("~experiment.optimizers.ncrs.directions", "ncrs has missing or unknown settings: directions"),
         ("~experiment.optimizers.ncrs.rule", "ncrs needs either a rule or an optimizer"),
