@@ -10,6 +10,7 @@ from rich.table import Table
 
 PROGRAMS = {
     "train": "train an agent from preferences; -m for a sweep",
+    "label": "the page on which people compare clips, for runs with oracle=human",
     "report": "figures, tables and one HTML page of finished runs",
     "play": "a video of what a run has learnt; --pair: two trajectories and the teacher's answer",
     "audit": "what a teacher really does: rates, agreement, calibration",

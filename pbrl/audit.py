@@ -1,7 +1,7 @@
 """What a teacher really does: rates of mistakes, skips and ties, agreement by gap, confidence, calibration.
 
 python -m pbrl.audit oracle=irrational env=walker_walk     asks it about freshly initialised policies
-python -m pbrl.audit run=<folder>                          reads the answers that it gave in a run
+python -m pbrl.audit run=<folder>                          reads the answers that it, or people, gave in a run
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import hydra
 import matplotlib as mpl
 import numpy as np
+import pyarrow as pa
 from hydra.core.hydra_config import HydraConfig
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,8 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
+from pbrl.run.answer_table import answer_table
 from pbrl.run.preference_log import answers_of, read
-from pbrl.run.settings import instantiate
+from pbrl.run.questions import ANSWERS, QuestionsError
+from pbrl.run.settings import ConfigurationError, instantiate
 from pbrl.seeds import streams
 from pbrl.types import Answers, Bool, Float64, Oracle, Question, Reason
 
@@ -98,6 +101,37 @@ def calibration(answers: Answers, bins: int) -> list[Share]:
     ]
 
 
+def people(table: pa.Table) -> list[Share]:
+    """How far each person agrees with the true order, with themselves when asked twice, and with the others.
+
+    Of all answers that were not undone and name one of the two clips.
+    """
+    rows = [row for row in table.to_pylist() if not row["undone"] and row["prefers"] in ("first", "second")]
+    said = {(row["annotator"], row["question"]): row["prefers"] for row in rows}
+    shares = []
+    for name in sorted({row["annotator"] for row in rows}):
+        mine = [row for row in rows if row["annotator"] == name]
+        true = [row for row in mine if None not in (row["first_sum"], row["second_sum"])]
+        right = [
+            row["prefers"] == ("second" if row["second_sum"] > row["first_sum"] else "first")
+            for row in true
+            if row["second_sum"] != row["first_sum"]
+        ]
+        again = [row["prefers"] == said[name, row["repeats"]] for row in mine if (name, row["repeats"]) in said]
+        others = [
+            row["prefers"] == prefers
+            for row in mine
+            for (other, question), prefers in said.items()
+            if other != name and question == row["question"]
+        ]
+        shares += [
+            share(f"{name}: agrees with the true order", np.array(right, np.bool_)),
+            share(f"{name}: answers as before when asked again", np.array(again, np.bool_)),
+            share(f"{name}: agrees with others", np.array(others, np.bool_)),
+        ]
+    return shares
+
+
 def ask(
     oracle: Oracle,
     simulator: Simulator,
@@ -139,10 +173,10 @@ def ask(
     )
 
 
-def write(answers: Answers, folder: Path, *, title: str, bins: int) -> None:
+def write(answers: Answers, folder: Path, *, title: str, bins: int, persons: Sequence[Share] = ()) -> None:
     """Print the rates; write audit.csv, audit.png and audit.svg into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    everything = [rates(answers), agreement(answers, bins), calibration(answers, bins)]
+    everything = [[*rates(answers), *persons], agreement(answers, bins), calibration(answers, bins)]
     with (folder / "audit.csv").open("w", newline="") as file:
         rows = csv.DictWriter(file, [field.name for field in fields(Share)])
         rows.writeheader()
@@ -163,7 +197,8 @@ def _print(answers: Answers, shares: Sequence[Share], title: str) -> None:
     confidence = np.abs(answers.preferences.score[answers.preferences.answered])
     if len(confidence) > 0:
         table.add_row("mean confidence, of all answered", f"{confidence.mean():.4f}", "", f"{len(confidence)}")
-    table.add_row("temperature, in return units", f"{answers.tau:.4g}", "", "")
+    if np.isfinite(answers.tau):  # a person has none
+        table.add_row("temperature, in return units", f"{answers.tau:.4g}", "", "")
     table.add_row("bits", "", "", f"{answers.bits.sum()}")
     Console().print(table)
 
@@ -198,13 +233,16 @@ def audit_run(cfg: DictConfig) -> None:
     answers = answers_of(read(log))
     if len(answers) == 0:
         raise SystemExit(f"{log} holds no comparisons: was the run made without a preference log?")
-    write(answers, Path(cfg.run) / "audit", title=cfg.run, bins=cfg.bins)
+    persons = people(answer_table(Path(cfg.run))) if (Path(cfg.run) / ANSWERS).exists() else []
+    write(answers, Path(cfg.run) / "audit", title=cfg.run, bins=cfg.bins, persons=persons)
 
 
 def audit_teacher(cfg: DictConfig, name: str) -> None:
     """Ask the configured teacher, called by its preset's name."""
     from pbrl.simulation.simulator import Simulator  # the physics takes a while to import
 
+    if name == "human":
+        raise SystemExit("pbrl.audit: a person answers in a run; run=<its folder> audits those answers")
     stream = streams(cfg.seed, "simulation", "teacher", "questions")
     simulator = Simulator(cfg.env.name, seed=stream["simulation"], steps=cfg.env.steps)
     answers = ask(
@@ -223,7 +261,10 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
 def main(cfg: DictConfig) -> None:
     """Audit a run if one is named, a teacher otherwise."""
     if cfg.run is not None:
-        audit_run(cfg)
+        try:
+            audit_run(cfg)
+        except (QuestionsError, ConfigurationError) as error:
+            raise SystemExit(f"pbrl.audit: {error}") from None
     else:
         audit_teacher(cfg, HydraConfig.get().runtime.choices["oracle"])
 

@@ -296,7 +296,7 @@ class Ledger:
             )
         question = self._question(pairs)
         with self._timed("ask"):
-            answers = self.oracle.compare(question)
+            answers = self._with_sums(self.oracle.compare(question), pairs, question.steps)
             self._bits_asked += bits
             self._charge(answers)
             if self.preference_log is not None:
@@ -309,7 +309,7 @@ class Ledger:
                     second_step=pairs.second.step,
                     clip_steps=question.steps,
                     episode_steps=question.episode_steps,
-                    mean_return=np.nan if question.mean_return is None else question.mean_return,
+                    mean_return=self._recent_mean_return(),
                     experts=pairs.experts,
                 )
         return Preferences(**{name: given.copy() for name, given in vars(answers.preferences).items()})
@@ -344,6 +344,17 @@ class Ledger:
             iteration=self._iteration,
             **shown,
         )
+
+    def _with_sums(self, answers: Answers, pairs: Pairs, steps: int) -> Answers:
+        """The answers with the true sums where the oracle does not know them: for the log and the audit."""
+        if np.isfinite(answers.first_sum).all() and np.isfinite(answers.second_sum).all():
+            return answers
+        sums = []
+        for clips in (pairs.first, pairs.second):
+            known = self._known(clips.trajectory)
+            step = clips.step[:, None] + np.arange(steps)
+            sums.append(known.task_rewards[known.rows(clips.trajectory)[:, None], step].sum(axis=1))
+        return replace(answers, first_sum=sums[0], second_sum=sums[1])
 
     def _known(self, trajectories: Int64) -> Trajectories:
         """The collections that hold these trajectories, as one; refuses what is not remembered."""

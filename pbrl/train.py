@@ -35,6 +35,7 @@ from pbrl.run.finished import is_finished
 from pbrl.run.folder import lock, prepare
 from pbrl.run.job import ALREADY_FINISHED, FINISHED, in_sweep, owns_terminal, run_job, stop_signal
 from pbrl.run.mirrors import mirrors
+from pbrl.run.questions import QuestionsError
 from pbrl.run.record import RecordError, columns, read
 from pbrl.run.settings import ConfigurationError, check, composition_message, suggest
 from pbrl.run.summary import summarise
@@ -102,7 +103,8 @@ def labels(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def user_message(error: Exception) -> str | None:
     """What to tell a user; None for what only a traceback can explain."""
-    if isinstance(error, ConfigurationError | BudgetError | tasks.UnknownTaskError | CheckpointError | RecordError):
+    expected = (ConfigurationError, BudgetError, tasks.UnknownTaskError, CheckpointError, RecordError, QuestionsError)
+    if isinstance(error, expected):
         return str(error)
     if isinstance(error, InstantiationException):
         return str(error.__cause__ or error)

@@ -13,7 +13,8 @@ import conf
 from oracles import links
 from oracles.teacher import Teacher
 
-PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "oracle").glob("*.yaml"))
+# All that judge by rewards: a person looks at behaviour, and has tests of their own.
+PRESETS = sorted({path.stem for path in (Path(conf.__file__).parent / "oracle").glob("*.yaml")} - {"human"})
 
 RATIONAL = partial(
     Teacher,

@@ -500,13 +500,16 @@ def test_an_oracle_that_looks_at_behaviour_gets_films_and_no_rewards():
     assert not any(np.shares_memory(array, each.task_rewards) for array in arrays for each in simulator.collected)
 
 
-def test_where_nobody_knows_the_truth_the_record_says_nothing_about_it():
+def test_where_the_oracle_does_not_know_the_truth_the_record_still_does():
+    """A person sees no rewards: the ledger adds the true sums to the answers, for the record and the log."""
     books = ledger(oracle=Watcher())
     budget = books.open_iteration(0)
     collect(budget)
     assert budget.compare(whole()).label.tolist() == [1, 1, 1, 1]
     metrics = books.iteration_metrics()
-    assert "teacher_error_rate" not in metrics
+    (answers,) = books._answers
+    worse = answers.second_sum < answers.first_sum
+    assert metrics["teacher_error_rate"] == worse.sum() / (answers.second_sum != answers.first_sum).sum()
     assert all(np.isfinite(value) for value in metrics.values()), metrics
 
 

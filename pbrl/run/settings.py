@@ -33,7 +33,7 @@ TRUSTED = ("agents", "oracles", "pbrl")
 OFFERED = {
     "agent": ("policy", "rng", "trajectories", "pairs", "iterations", "action_bounds"),
     "agent.policy": ("obs_size", "act_size", "action_bounds"),
-    "oracle": ("rng",),
+    "oracle": ("rng", "folder"),
     "method": ("parameters", "seed", "threads"),
     "model": ("seed",),
     "task": ("rng",),

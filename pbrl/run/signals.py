@@ -11,6 +11,8 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+_received: list[int] = []
+
 
 class Stopped(SystemExit):
     """The run has saved its state and stopped because of a signal."""
@@ -26,20 +28,25 @@ def catch_signals() -> Iterator[list[int]]:
 
     Only the main thread of a process can catch signals: in others the list stays empty.
     """
-    received: list[int] = []
+    _received.clear()
 
     def handle(number: int, _: Any) -> None:
-        if received:
+        if _received:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        received.append(number)
+        _received.append(number)
         print("\nfinishing this iteration; repeat the signal to stop at once", file=sys.stderr)
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
-        yield received
+        yield _received
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def caught_signal() -> int:
+    """The number of the signal that a run was asked to stop with, for those who wait within an iteration; 0 if none."""
+    return _received[0] if _received else 0

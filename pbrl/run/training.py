@@ -52,7 +52,8 @@ class TrainingRun:
         rng = np.random.default_rng(stream["agent"])
         self.agent = build_agent(settings, self.simulator, rng=rng, iterations=self.iterations, **budget)
         self.policy = self.agent.policy
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=np.random.default_rng(stream["teacher"]))
+        teaching = np.random.default_rng(stream["teacher"])
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=teaching, folder=self.folder)
         self.ledger = Ledger(
             simulator=self.simulator,
             oracle=oracle,

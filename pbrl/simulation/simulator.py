@@ -155,14 +155,15 @@ class Simulator:
                 array.setflags(write=False)
         return collected
 
-    def replay(self, behaviour: Behaviour, row: int) -> Iterator[Any]:
+    def replay(self, behaviour: Behaviour, row: int, environment: Any = None) -> Iterator[Any]:
         """dm_control's physics at the start of a trajectory and after each of its control steps, bit for bit.
 
-        For rendering. The behaviour must have been collected, with its actions, by a simulator of the same seed.
+        For rendering. The behaviour must have been collected, with its actions, by a simulator of the same seed. It
+        happens in the given `environment()`, which can be used again and again; in a new one by default.
         """
         if behaviour.actions is None:
             raise ValueError("this collection did not keep its actions: collect with keep=('actions',) to replay it")
-        environment = self.environment()
+        environment = environment or self.environment()
         physics, (low, high) = environment.physics, self.action_bounds
         iteration, _, start = behaviour.start[row]
         begin_episode(environment, physics, np.random.RandomState(self._bits(iteration, start, _START)))
