@@ -122,6 +122,13 @@ class Prompter:
         self.members = human.members
         ledger.oracle = self
 
+    @property
+    def needs_calibration(self) -> bool:
+        return self.teacher.teacher.needs_calibration
+
+    def calibrate(self, clips: Any) -> float:
+        return self.teacher.teacher.calibrate(clips)
+
     def compare(self, question: Question) -> Answers:
         self.asked.append(time.time())
         film = question.film
@@ -150,9 +157,12 @@ def on_the_page(pair: ShownQuestion, verdict: str) -> str:
     return "right" if (verdict == "second") != pair.swapped else "left"
 
 
-def answer_all(browser: Browser, prompter: Prompter, until: threading.Event) -> None:
-    """Answer whatever the page shows, as the teacher would."""
+def answer_all(browser: Browser, prompter: Prompter, until: threading.Event, seconds: float = 0.0) -> None:
+    """Answer whatever the page shows, as the teacher would, after looking for some seconds."""
     while not until.is_set():
-        with contextlib.suppress(BrowserError):  # nothing was shown for a while
+        try:
             question = shown(browser, seconds=0.5)
-            say(browser, *prompter.lines[question])
+        except BrowserError:  # nothing was shown for a while
+            continue
+        time.sleep(seconds)
+        say(browser, *prompter.lines[question])
