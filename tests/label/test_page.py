@@ -328,7 +328,7 @@ def record(folder: Path) -> list[dict[str, float]]:
 
 def teacher(seed: int) -> LevelledTeacher:
     """One with all that a teacher may do: skip, call equal, be mistaken and unsure."""
-    traits = {"tau": 0.3, "eps_mistake": 0.2, "eps_skip": 0.5, "eps_equal": 0.5, "gamma": 0.99}
+    traits = {"tau": 0.05, "eps_mistake": 0.2, "eps_skip": 0.5, "eps_equal": 1.0, "gamma": 0.99}
     return LevelledTeacher(RATIONAL(rng=np.random.default_rng(seed), **traits), [0.6, 0.7, 0.8, 0.9, 1.0])
 
 
