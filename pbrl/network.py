@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pbrl.compilation import with_sound_cache
 from pbrl.types import Float32
 
 Activation = Literal["tanh", "relu", "leaky_relu"]
@@ -122,7 +123,8 @@ def _through_activation(d: Tensor, h: Tensor, activation: Activation) -> None:
 
 
 def _compiled(function: Any) -> Any:
-    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})(function)
+    options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+    return with_sound_cache(numba.njit(**options)(function))
 
 
 @_compiled

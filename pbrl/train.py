@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import hydra
@@ -59,7 +60,11 @@ def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
         raise ConfigurationError(str(error)) from error
     prepare(settings)
     with lock(run.folder):
-        follow_and_film(run, settings, sweep_folder)
+        try:
+            follow_and_film(run, settings, sweep_folder)
+        except loop.DivergedError as error:
+            save_last_good_state(settings, error)
+            raise
     summarise(run.folder, columns(read(run.folder / loop.RECORD)))
     return FINISHED
 
@@ -93,6 +98,18 @@ def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder:
         films.stop()
 
 
+def save_last_good_state(settings: Mapping[str, Any], error: loop.DivergedError) -> None:
+    """Make the iterations between the last checkpoint and the one that diverged again, and save them."""
+    if error.iteration:
+        loop.run(
+            TrainingRun(settings),
+            iterations=error.iteration,
+            checkpoint_every=settings["checkpoint_every"],
+            mirrors=lambda _: [],
+            progress_bar=False,
+        )
+
+
 def labels(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What wandb shows a run by."""
     task, teacher = settings["env"]["name"], settings["choices"]["oracle"]
@@ -106,8 +123,13 @@ def user_message(error: Exception) -> str | None:
     expected = (ConfigurationError, BudgetError, tasks.UnknownTaskError, CheckpointError, RecordError, QuestionsError)
     if isinstance(error, expected):
         return str(error)
+    if isinstance(error, loop.DivergedError):
+        kept = f"the state before it is saved in {loop.CHECKPOINT}/" if error.iteration else "it was the first one"
+        return f"{error} ({kept})"
     if isinstance(error, InstantiationException):
         return str(error.__cause__ or error)
+    if isinstance(error, MemoryError):
+        return f"this needs more memory than there is: {error}"
     if isinstance(error, OSError):
         return f"{error.strerror}: {error.filename}; nothing that was saved is lost"
     return None
@@ -158,7 +180,12 @@ def command() -> None:
     try:
         with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.*"]):
             main()
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
+        ours = any(
+            frame.name == main.__name__ and frame.filename == __file__ for frame in extract_tb(error.__traceback__)
+        )
+        if ours and not isinstance(error, HydraException | OmegaConfBaseException):
+            raise
         raise SystemExit(f"pbrl.train: {composition_message(error, sys.argv[1:], 'train')}") from None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = {"types", "policy", "network", "normaliser", "seeds", "threads", "search", "ledger"}
+CORE = {"types", "policy", "network", "normaliser", "seeds", "threads", "compilation", "search", "ledger"}
 ROOMS = ["core", "simulation", "run", "report"]  # each may import those before it, and itself
 PROGRAMS = {"train", "play", "audit", "doctor", "ridge", "finetune", "bench", "label", "reference", "__main__"}
 MODULES = {

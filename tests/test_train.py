@@ -18,6 +18,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from agents.ncrs import NCRS
 from pbrl.run import checkpoint
 from pbrl.run.films import Films
 from pbrl.run.record import read
@@ -303,6 +304,19 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
         (["video.every=0"], "video.every must be a whole number of at least 1, not 0"),
         (["video.width=9"], "video.width must be a whole number of at least 64, not 9"),
         (["threads=0"], "threads must be a whole number of at least 1, not 0"),
+        (["~pairs"], "pairs is missing"),
+        (["~video.every"], "video.every is missing"),
+        (["~agent.policy"], "agent.policy is missing"),
+        (["+video.evry=3"], "video.evry: unknown setting; did you mean video.every?"),
+        (["env.steps=abc"], "env.steps must be a whole number of at least 1, not 'abc'"),
+        (["env.name=3"], "env.name must be a name"),
+        (["env=-1e-300"], "must be a string"),
+        (["allow=1_000"], "allow must be a list of packages, such as [mine], not 1000"),
+        (["wandb.tags=x"], "wandb.tags must be a list of words, such as [a,b], not 'x'"),
+        (["wandb.project=[]"], "wandb.project must be a word, not []"),
+        (["agent.step.maximum=nan"], "agent.step.maximum must be a number, not nan"),
+        (["seed=99999999999999999999"], "seed must be a whole number of at least 0"),
+        (["agent.policy.hidden=[1000000000,1000000000]"], "more memory than there is"),
     ],
 )
 def test_nonsense_fails_at_the_start_with_a_sentence(
@@ -385,3 +399,32 @@ def test_streams_are_apart(train: Command, tmp_path: Path) -> None:
         record(tmp_path / f"runs/cheetah_run/ncrs/{name}/seed_0")[0] for name in ("rational", "irrational")
     )
     assert first["return_mean"] == second["return_mean"]
+
+
+def test_a_learner_that_diverges_ends_its_run_with_a_sentence_and_keeps_its_last_good_state(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It diverges in iteration 3; checkpoints are made every two iterations, of which 1 is the last."""
+    arguments, folder = [*PLAIN, "iterations=6"], tmp_path / "runs/pendulum_swingup/ncrs/irrational/seed_0"
+    usual = NCRS.iterate
+
+    def diverge(agent: NCRS, budget: Any) -> Any:
+        metrics = usual(agent, budget)
+        if budget.iteration == 3:
+            agent.parameters = np.full_like(agent.parameters, np.nan)
+        return metrics
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NCRS, "iterate", diverge)
+        for _ in range(2):  # the same command says the same
+            code, out, err = train(arguments, tmp_path)
+            assert code == 1
+            assert "in iteration 3 the policy's parameters became infinite or not a number" in err
+            assert "the state before it is saved" in err
+            assert "Traceback" not in out + err
+            assert [row["iteration"] for row in record(folder)] == [0, 1, 2]
+            assert max((folder / "checkpoint").iterdir()).name == "000002"
+    (tmp_path / "whole").mkdir()
+    assert train(arguments, tmp_path / "whole")[0] == 0
+    assert train(arguments, tmp_path)[0] == 0  # with a learner that does not
+    assert record(folder) == record(tmp_path / "whole" / folder.relative_to(tmp_path))

@@ -9,7 +9,8 @@ exact:
     at(c) = theta + round(c s 2^q) 2^-q             depends on c only, not on earlier moves; at(0) = theta
 
 One pass moves from at(a) to at(b), so that moving back and updating are a single pass: an iteration takes three passes
-with MeZO, two with RSGF, one or two with NCRS. Weights that become too large for their grid are reported.
+with MeZO, two with RSGF, one or two with NCRS. Weights that become too large for their grid are reported, and so are
+steps that are too short for it: what is rounded to nothing is counted.
 
     s_i ~ N(0, 1) by Box and Muller (1958), from two hashes of the counter i under the key of (seed, iteration)
 
@@ -20,6 +21,7 @@ moved by torch in blocks, on the same grid, with directions from torch's own gen
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pbrl.compilation import with_sound_cache
 from pbrl.run.loop import DivergedError
 from pbrl.search import Rule
 from pbrl.types import Float32
@@ -41,12 +44,15 @@ BLOCK = 1024  # numbers that are generated together
 HALF = BLOCK // 2  # radii in a block
 PIECE = 256 * BLOCK  # numbers of a tensor that one thread moves at a time
 MANTISSA = 24  # bits of a float32
+MOST_UNMOVED = 0.5  # share of the weights that steps may leave where they are without a warning
+
+logger = logging.getLogger(__name__)
 
 
 def _fused(function: Function) -> Function:
     """Compile, cache on disk, and allow fused multiply-add."""
     options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-    return cast(Function, numba.njit(**options)(function))
+    return cast(Function, with_sound_cache(numba.njit(**options)(function)))
 
 
 @_fused
@@ -119,22 +125,29 @@ def _normal(key: NDArray[np.uint32], counter: int, radius: Float32, angle: Float
 
 
 @_fused
-def _go(weights: Float32, key: NDArray[np.uint32], first: int, here: float, there: float, grid: float) -> bool:
-    """Move weights [n] from at(here) to at(there); False if some are too large for the grid. first: the counter."""
+def _go(
+    weights: Float32, key: NDArray[np.uint32], first: int, here: float, there: float, grid: float
+) -> tuple[bool, int]:
+    """Move weights [n] from at(here) to at(there). first: the counter.
+
+    Returns whether they all fit into the grid, and how many are the same at(there) as at(0), the step being too short.
+    """
     radius, angle = np.empty(HALF, np.float32), np.empty(HALF, np.float32)
     s = np.empty(BLOCK, np.float32)
     a, b, unit = np.float32(here / grid), np.float32(there / grid), np.float32(grid)
     limit = np.float32(2.0**MANTISSA * grid)
-    outgrown = 0
+    outgrown = unmoved = 0
     for begin in range(0, len(weights), BLOCK):
         _normal(key, first + begin // 2, radius, angle, s)
         block = weights[begin : begin + BLOCK]
         for j in range(len(block)):
-            steps = np.rint(b * s[j]) - np.rint(a * s[j])
+            target = np.rint(b * s[j])
+            steps = target - np.rint(a * s[j])
             new = block[j] + steps * unit
             outgrown |= int(not (abs(new) < limit))
+            unmoved += int(target == 0)
             block[j] = new
-    return outgrown == 0
+    return outgrown == 0, unmoved
 
 
 def direction_key(seed: int, iteration: int) -> NDArray[np.uint32]:
@@ -169,6 +182,8 @@ class InPlace:
         for piece in self._pieces:  # Departure: the weights are rounded once, to their grid
             piece.weights.copy_(torch.round(piece.weights / piece.grid) * piece.grid)
         self._offset = 0.0
+        self._unmoved = 0.0  # share of the weights that are the same at the offset as at 0, the step being too short
+        self._warned = False
 
     def move_to(self, offset: float) -> None:
         """Set the weights to theta + offset * s, where s is the direction of this iteration."""
@@ -176,7 +191,9 @@ class InPlace:
             return
         here, self._offset = self._offset, offset
         key = direction_key(self.seed, self.iteration)
-        fits = list(self._pool.map(lambda piece: _move(piece, key, here, offset), self._pieces))
+        moved = list(self._pool.map(lambda piece: _move(piece, key, here, offset), self._pieces))
+        fits, unmoved = [each for each, _ in moved], sum(each for _, each in moved)
+        self._unmoved = unmoved / sum(len(piece.weights) for piece in self._pieces) if offset else 0.0
         if not all(fits):
             name = self._pieces[fits.index(False)].name
             raise DivergedError(
@@ -186,10 +203,14 @@ class InPlace:
 
     @torch.inference_mode()
     def step(self, loss: Callable[[], torch.Tensor]) -> dict[str, float]:
-        """One iteration; returns the mean loss of the two points, and how far along s the weights moved."""
-        losses = []
+        """One iteration; returns the mean loss of the two points, how far along s the weights moved, and `unmoved`.
+
+        That is the share of the weights that a step, to be evaluated or taken, was too short to move.
+        """
+        losses, unmoved = [], []
         for offset in self.rule.offsets(self.iteration):
             self.move_to(float(offset))
+            unmoved.append(self._unmoved)
             losses.append(float(loss()))
         if not all(math.isfinite(each) for each in losses):
             self.move_to(0.0)
@@ -199,9 +220,19 @@ class InPlace:
             )
         move = float(self.rule.move(self.iteration, np.array([losses[0] - losses[1]]))[0])
         self.move_to(move)
-        self._offset = 0.0  # this is the new theta
+        unmoved.append(self._unmoved)
+        self._offset = self._unmoved = 0.0  # this is the new theta
         self.iteration += 1
-        return {"loss": sum(losses) / 2, "moved": move}
+        if max(unmoved) > MOST_UNMOVED and not self._warned:
+            self._warned = True
+            logger.warning(
+                "iteration %d: a step was too short to move %.0f %% of the weights, which are multiples of %.1e: use a "
+                "larger step or radius, or a smaller headroom. The record has `unmoved` for every iteration",
+                self.iteration - 1,
+                100 * max(unmoved),
+                max(piece.grid for piece in self._pieces),
+            )
+        return {"loss": sum(losses) / 2, "moved": move, "unmoved": max(unmoved)}
 
 
 def _pieces(parameters: Mapping[str, torch.Tensor], headroom: float) -> Iterator[Piece]:
@@ -216,18 +247,18 @@ def _pieces(parameters: Mapping[str, torch.Tensor], headroom: float) -> Iterator
         counter += -(-len(flat) // BLOCK) * (BLOCK // 2)
 
 
-def _move(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> bool:
+def _move(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> tuple[bool, int]:
     if piece.weights.device.type == "cpu":
         return _go(piece.weights.numpy(), key, piece.counter, here, there, piece.grid)
     return move_by_torch(piece, key, here, there)
 
 
-def move_by_torch(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> bool:
+def move_by_torch(piece: Piece, key: NDArray[np.uint32], here: float, there: float) -> tuple[bool, int]:
     """As `_go`, for a tensor on any device of torch."""
     weights = piece.weights
     state = int(np.random.SeedSequence([*map(int, key), piece.counter]).generate_state(1, np.uint64)[0] >> 1)
     generator = torch.Generator(weights.device).manual_seed(state)
     s = torch.empty_like(weights).normal_(generator=generator)
-    steps = torch.round(s * (there / piece.grid)) - torch.round(s * (here / piece.grid))
-    weights.add_(steps, alpha=piece.grid)
-    return bool((weights.abs() < 2.0**MANTISSA * piece.grid).all())
+    target = torch.round(s * (there / piece.grid))
+    weights.add_(target - torch.round(s * (here / piece.grid)), alpha=piece.grid)
+    return bool((weights.abs() < 2.0**MANTISSA * piece.grid).all()), int((target == 0).sum())

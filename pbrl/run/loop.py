@@ -28,7 +28,15 @@ FORMAT = 2  # of a state; 1: the ledger remembered no trajectories
 
 
 class DivergedError(RuntimeError):
-    """A learner's numbers have become useless: its run ends here, with the last good state kept."""
+    """A learner's numbers have become useless: its run ends here, with the last good state kept.
+
+    iteration: in which it happened, if the work is spoilt: what it was before is in the last checkpoint, and has to be
+    made again from there. None if the work is still what it was before the iteration.
+    """
+
+    def __init__(self, message: str, iteration: int | None = None) -> None:
+        super().__init__(message)
+        self.iteration = iteration
 
 
 class Work(Protocol):
@@ -96,6 +104,8 @@ def run(
             try:
                 metrics = work.iterate(iteration)
             except DivergedError as error:
+                if error.iteration is not None:
+                    raise
                 log.warning("%s: %s", work.folder, error)
                 work.ended = "diverged"
                 save(work, rows, max(0, iteration - 1))
@@ -143,5 +153,14 @@ def load(work: Work) -> int:
     if saved is None:
         return 0
     iteration, state = saved
-    work.load_state_dict(state)
+    try:
+        work.load_state_dict(state)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        if isinstance(error, checkpoint.CheckpointError):
+            raise
+        raise checkpoint.CheckpointError(
+            f"{work.folder / CHECKPOINT} has a state of iteration {iteration} that is not one of this run "
+            f"({type(error).__name__}: {error}): restore it from a copy, or start over with `resume=false`, "
+            "which keeps the old run aside"
+        ) from error
     return iteration + 1

@@ -29,6 +29,8 @@ import conf
 # Whose classes a configuration may name; users add their own packages with `allow=[mine]`.
 TRUSTED = ("agents", "oracles", "pbrl")
 
+LARGEST = 1e30  # number that a setting may have, so that nothing overflows before it is refused in a sentence
+
 # What the runner offers to the class of a node, beside the node's own settings.
 OFFERED = {
     "agent": ("policy", "rng", "trajectories", "pairs", "iterations", "action_bounds"),
@@ -99,7 +101,7 @@ def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> No
 def check_target(target: Any, path: str, *, allow: Sequence[str] = ()) -> None:
     """Refuse the name of something in a package that is not trusted."""
     package = str(target).partition(".")[0]
-    if not isinstance(target, str) or package not in (*TRUSTED, *allow):
+    if not isinstance(target, str) or package not in (*TRUSTED, *allow) or not target.isprintable():
         raise ConfigurationError(
             f"{path or 'a setting'} names {target!r}, which is not of {', '.join(TRUSTED)}: "
             f"if you trust the package, add allow=[{package}]"
@@ -160,7 +162,7 @@ def composition_message(error: Exception, arguments: Sequence[str], program: str
     text = str(error)
     found = re.match(r"Could not override '([\w.@/]+)'", text)
     if found is None:
-        return " ".join(text.split("\n\n")[0].split())
+        return " ".join(text.split("\n\n")[0].split()) or f"Hydra cannot compose these settings: {error!r}"
     path, groups = found[1], [each for each in arguments if re.fullmatch(r"(agent|env|oracle)=\w+", each)]
     with contextlib.suppress(Exception), initialize_config_module("conf"):
         known = _paths(OmegaConf.to_container(compose(program, overrides=groups)))
@@ -184,9 +186,11 @@ def check(settings: Mapping[str, Any]) -> None:
     for key in settings:
         if key not in known_settings():
             raise ConfigurationError(f"{key}: unknown setting{_did_you_mean(key, known_settings())}")
-    for name in ("agent", "env", "oracle", "evaluation", "calibration", "video", "wandb", "choices"):
-        if not isinstance(settings[name], Mapping):
-            raise ConfigurationError(f"{name} is a group of settings, such as {name}.x=..., not {settings[name]!r}")
+    check_groups(settings)
+    check_env(settings["env"])
+    allow = settings["allow"]
+    if not isinstance(allow, list) or not all(isinstance(each, str) and each.isidentifier() for each in allow):
+        raise ConfigurationError(f"allow must be a list of packages, such as [mine], not {allow!r}")
     for name in ("iterations", "pairs", "checkpoint_every"):
         _at_least(settings, name, 1)
     _at_least(settings, "trajectories", 2)
@@ -211,6 +215,38 @@ def check(settings: Mapping[str, Any]) -> None:
     check_targets(settings["env"], "env", allow=settings["allow"])
 
 
+def check_groups(settings: Mapping[str, Any]) -> None:
+    """Every setting of conf/train.yaml is there, and every group is one."""
+    for name, default in {"agent": {}, "env": {}, "oracle": {}, **shipped_settings()}.items():
+        if name not in settings:
+            raise ConfigurationError(f"{name} is missing")
+        if not isinstance(default, Mapping):
+            continue
+        if not isinstance(settings[name], Mapping):
+            raise ConfigurationError(f"{name} is a group of settings, such as {name}.x=..., not {settings[name]!r}")
+        for key in default:
+            if key not in settings[name]:
+                raise ConfigurationError(f"{name}.{key} is missing")
+        for key in settings[name] if default else ():
+            if key not in default:
+                raise ConfigurationError(f"{name}.{key}: unknown setting{_did_you_mean(key, default, f'{name}.')}")
+    for path in ("agent._target_", "agent.policy", "oracle._target_", "env.name", "env.steps"):
+        group, _, key = path.partition(".")
+        if key not in settings[group]:
+            raise ConfigurationError(f"{path} is missing")
+    if not isinstance(settings["agent"]["policy"], Mapping) or "_target_" not in settings["agent"]["policy"]:
+        raise ConfigurationError(f"agent.policy must be a node with a _target_, not {settings['agent']['policy']!r}")
+
+
+def check_env(env: Mapping[str, Any]) -> None:
+    """Of the task; whether there is one of that name is found out when it is loaded."""
+    check_name("env.name", env["name"])
+    if env["steps"] is not None:
+        _at_least(env, "steps", 1, "env.")
+    if env.get("task") is not None and not (isinstance(env["task"], Mapping) and "_target_" in env["task"]):
+        raise ConfigurationError(f"env.task must be a node with a _target_, not {env['task']!r}")
+
+
 def check_video(video: Mapping[str, Any]) -> None:
     """Of films during training."""
     if video["every"] is not None:
@@ -225,6 +261,11 @@ def check_wandb(wandb: Mapping[str, Any]) -> None:
     if wandb["mode"] not in ("auto", "online", "offline", "disabled"):
         raise ConfigurationError(f"wandb.mode must be auto, online, offline or disabled, not {wandb['mode']!r}")
     _seconds(wandb, ("init_seconds", "finish_seconds"), "wandb.")
+    for name in ("project", "entity", "group"):
+        if not isinstance(wandb[name], str if name == "project" else str | None):
+            raise ConfigurationError(f"wandb.{name} must be a word, not {wandb[name]!r}")
+    if not isinstance(wandb["tags"], list) or not all(isinstance(tag, str) for tag in wandb["tags"]):
+        raise ConfigurationError(f"wandb.tags must be a list of words, such as [a,b], not {wandb['tags']!r}")
 
 
 def check_name(path: str, name: Any) -> None:
@@ -236,8 +277,14 @@ def check_name(path: str, name: Any) -> None:
 @functools.cache
 def known_settings() -> tuple[str, ...]:
     """All settings of conf/train.yaml."""
+    return ("agent", "env", "oracle", *shipped_settings())
+
+
+@functools.cache
+def shipped_settings() -> dict[str, Any]:
+    """What conf/train.yaml itself says."""
     found = yaml.safe_load((Path(conf.__file__).parent / "train.yaml").read_text())
-    return ("agent", "env", "oracle", *(key for key in found if key not in ("defaults", "hydra")))
+    return {key: value for key, value in found.items() if key not in ("defaults", "hydra")}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
@@ -256,7 +303,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:
     value = node[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
         raise ConfigurationError(f"{prefix}{name} must be a whole number of at least {minimum}, not {value!r}")
 
 
@@ -315,9 +362,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return value in typing.get_args(annotation)
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
     if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
     if annotation in (bool, str):
         return isinstance(value, annotation)
     if annotation is type(None):

@@ -13,6 +13,7 @@ import numpy as np
 from pbrl.ledger import Ledger
 from pbrl.normaliser import Normaliser
 from pbrl.policy import Policy
+from pbrl.run.loop import DivergedError
 from pbrl.run.policy_file import POLICY, save_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.record import Row
@@ -83,7 +84,14 @@ class TrainingRun:
             mean_actions=False,
         )
         seconds["calibrate"], begin = time.perf_counter() - begin, time.perf_counter()
-        metrics = dict(agent.iterate(budget))
+        try:
+            metrics = dict(agent.iterate(budget))
+        except (ValueError, ArithmeticError) as error:
+            if np.isfinite(agent.parameters).all():
+                raise
+            raise self.diverged(iteration) from error
+        if not np.isfinite(agent.parameters).all():
+            raise self.diverged(iteration)
         seconds |= ledger.seconds
         seconds["learn"] = time.perf_counter() - begin - sum(ledger.seconds.values())
         if self.policy.normaliser is not None and (seen := ledger.observations()) is not None:
@@ -94,6 +102,14 @@ class TrainingRun:
             seconds["evaluate"] = time.perf_counter() - begin
         timed = {f"seconds_{part}": value for part, value in seconds.items()}
         return {"iteration": iteration, **ledger.iteration_metrics(), **metrics, **ledger.counts(), **timed}
+
+    def diverged(self, iteration: int) -> DivergedError:
+        """What to raise when the policy's parameters are numbers no more."""
+        return DivergedError(
+            f"{self.folder}: in iteration {iteration} the policy's parameters became infinite or not a number: "
+            "the learner has diverged. Give it a smaller step or learning rate, under another name=...",
+            iteration,
+        )
 
     def evaluate(self, iteration: int, trajectories: int) -> dict[str, float]:
         """How the current policy does in truth, with mean actions; never charged."""

@@ -29,6 +29,7 @@ from numba import carray, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
+from pbrl.compilation import with_sound_cache
 from pbrl.types import Bool, Float32, Float64, Int64
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ def compiled(function: Function) -> Function:
 
 def cached(function: Function) -> Function:
     """Compile and cache the result on disk, so that only the first use ever waits. For this file only."""
-    return cast(Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return cast(Function, with_sound_cache(numba.njit(nogil=True, cache=True, error_model="numpy")(function)))
 
 
 def is_cached() -> bool:

@@ -193,6 +193,25 @@ def test_wrong_settings_are_named(changes: Any, words: str) -> None:
 
 def test_torch_moves_by_normal_directions_on_the_same_grid() -> None:
     piece = Piece("w", torch.zeros(2**16), 0, 2.0**-20)
-    assert move_by_torch(piece, direction_key(0, 0), 0.0, 1.0)
+    assert move_by_torch(piece, direction_key(0, 0), 0.0, 1.0)[0]
     assert stats.kstest(piece.weights.numpy(), "norm").pvalue > 1e-3
     assert torch.equal(torch.round(piece.weights * 2**20), piece.weights * 2**20)
+
+
+@pytest.mark.parametrize("move", ["compiled", "torch"])
+def test_steps_that_are_too_short_are_counted_and_said(
+    move: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step of half the grid's unit moves the weights whose part of the direction is more than 1: a third of them."""
+    if move == "torch":
+        monkeypatch.setattr(inplace, "_move", move_by_torch)
+    unit = 2.0**-22  # of weights up to 1, with a headroom of 4
+    search = in_place(RSGF(step=1.0, radius=unit / 2), {"w": torch.zeros(50_000)})
+    assert search.step(lambda: torch.tensor(1.0))["unmoved"] == pytest.approx(2 * stats.norm.cdf(1) - 1, abs=0.02)
+    assert "a step was too short to move 68 % of the weights, which are multiples of 2.4e-07" in caplog.text
+    assert search.step(lambda: torch.tensor(1.0))["unmoved"] > 0.5
+    assert len(caplog.records) == 1  # said once
+    caplog.clear()
+    search = in_place(RSGF(step=1.0, radius=0.01), {"w": torch.zeros(50_000)})
+    assert search.step(lambda: torch.tensor(1.0))["unmoved"] < 0.001
+    assert not caplog.records
