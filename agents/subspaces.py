@@ -111,6 +111,9 @@ class Linear:
     x = h(x) B + b, nearly. The map x C + c is then, nearly, the last layer with weights B C and bias b C + c. Hidden
     layers do not move, so one regression is enough: on the observations of the first collection. The directions of
     that collection itself come from a regression on inputs from N(0, I).
+
+    The coordinates are C and c times sqrt(obs + 1). So coordinates from N(0, sigma^2) change an action by about sigma,
+    in every task, where observations are normalised.
     """
 
     def __init__(self, policy: Policy, parameters: Float32, *, penalty: float) -> None:
@@ -123,8 +126,8 @@ class Linear:
         self.fitted = False
 
     def lift(self, coordinates: Float32) -> Float32:
-        """The last layer's change B C, b C + c for the coordinates C, c."""
-        C, c = _matrices(coordinates, self.shapes)
+        """The last layer's change B C, b C + c."""
+        C, c = _matrices(coordinates / np.float32(math.sqrt(self.policy.obs_size + 1)), self.shapes)
         change = np.concatenate([self.B @ C, self.b @ C + c], axis=-2)
         return self.last.lift(change.reshape(*coordinates.shape[:-1], -1))
 

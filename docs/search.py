@@ -3,9 +3,9 @@
     python docs/search.py run STUDY ... [--runs docs/search.csv]     every run that is not yet in the file
     python docs/search.py table [STUDY ...] [--runs docs/search.csv]
 
-A study is a design: which settings are drawn, and from what. In every study each run has a seed of its own and draws
-all its settings at random, balanced, so that every run speaks about every setting; an effect is from least squares on
-all settings at once. A run is `python -m pbrl.train` with the settings that stand in its line of the file.
+A study is a fractional factorial: every run has a seed of its own and makes every choice one way or the other, so that
+every run speaks about every choice; an effect is from least squares on all choices at once. A run is `python -m
+pbrl.train` with the settings that stand in its line of the file.
 """
 
 from __future__ import annotations
@@ -31,33 +31,28 @@ COLUMNS = ["study", "seed", "settings", "evaluations", "result", "collected", "s
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that differ in settings drawn at random."""
+    """Runs that differ in choices, each with two levels: the default first."""
 
     fixed: Sequence[str]  # settings of all runs
-    drawn: Mapping[str, Mapping[str, Sequence[str]]]  # choice -> level -> its settings
+    choices: Mapping[str, Mapping[str, Sequence[str]]]  # choice -> level -> its settings
     runs: int
     first_seed: int
 
     def jobs(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
-        """Seed, settings and levels of each run: every level of a choice equally often.
+        """Seed, settings and levels of each run, as a fractional factorial.
 
-        In random order, or, for eight runs of choices with two levels, as a fractional factorial: any two choices are
-        made in all four ways, twice.
+        In run n, a choice has its second level if an odd number of the bits of its mask are in n. So any two choices
+        are made in all four ways, equally often. With the masks for 16 runs, the effect of a choice is not mixed with
+        what two others do together; with those for 8 it is.
         """
-        rng = np.random.default_rng(self.first_seed)
-        if self.runs == 8:
-            odd = {mask: [(mask & n).bit_count() % 2 for n in range(8)] for mask in (1, 2, 4, 7, 3, 5, 6)}
-            columns = {
-                choice: np.array(list(levels))[column]
-                for (choice, levels), column in zip(self.drawn.items(), odd.values(), strict=False)
-            }
-        else:
-            columns = {
-                choice: rng.permutation(np.resize(list(levels), self.runs)) for choice, levels in self.drawn.items()
-            }
+        masks = {8: (1, 2, 4, 7, 3, 5, 6), 16: (1, 2, 4, 8, 7, 11, 13, 14)}[self.runs]
+        columns = {
+            choice: [list(levels)[(mask & n).bit_count() % 2] for n in range(self.runs)]
+            for (choice, levels), mask in zip(self.choices.items(), masks, strict=False)
+        }
         for n in range(self.runs):
-            levels = {choice: str(column[n]) for choice, column in columns.items()}
-            settings = resolved(self.fixed, *(self.drawn[choice][level] for choice, level in levels.items()))
+            levels = {choice: column[n] for choice, column in columns.items()}
+            settings = resolved(self.fixed, *(self.choices[choice][level] for choice, level in levels.items()))
             yield self.first_seed + n, settings, levels
 
 
@@ -74,61 +69,41 @@ def resolved(*parts: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in settings.items()]
 
 
-SHORT = ["env.steps=250", "agent.policy.hidden=[64,64]"]
-CHEETAH = ["env=cheetah_run", *SHORT, "iterations=61"]
-TUNED_ON = {"cheetah_run": 1200, "hopper_stand": 1300, "walker_walk": 1400, "quadruped_run": 1500}  # first seeds
-NORMALISED = {"no": ["normalise_observations=false"], "yes": ["normalise_observations=true"]}
-STEP = {"x 0.5": ["agent.step.maximum*=0.5"], "x 1": [], "x 2": ["agent.step.maximum*=2"]}
+FIXED = ["env=cheetah_run", "env.steps=250", "agent.policy.hidden=[64,64]", "iterations=41"]
+NORMALISED = {"yes": ["normalise_observations=true"], "no": ["normalise_observations=false"]}
 PES = {
     "subspace": {
-        "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02"],
-        "last": ["agent.subspace=last", "agent.sigma=0.1", "agent.step.maximum=0.05"],
-        "linear": ["agent.subspace=linear", "agent.sigma=0.1", "agent.step.maximum=0.05"],
+        "linear": ["agent.subspace=linear", "agent.sigma=0.4", "agent.step.maximum=0.2", "agent.step.minimum=0.02"],
+        "all": ["agent.subspace=all", "agent.sigma=0.04", "agent.step.maximum=0.02", "agent.step.minimum=0.002"],
     },
     "normalised": NORMALISED,
-    "groups": {"1": ["agent.groups=1"], "4": ["agent.groups=4"], "none": ["agent.groups=null"]},
-    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5", "0.8", "0.9")},
-    "sigma": {"x 0.5": ["agent.sigma*=0.5"], "x 1": [], "x 2": ["agent.sigma*=2"]},
-    "step": STEP,
-    "rate": {each: [f"agent.rate={each}"] for each in ("0", "0.1")},
-    "rank": {each: [f"agent.rank={each}"] for each in ("null", "1")},
+    "rate": {each: [f"agent.rate={each}"] for each in ("0.1", "0")},
+    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5")},
+    "groups": {each: [f"agent.groups={each}"] for each in ("4", "1")},
     "votes": {each: [f"agent.votes={each}"] for each in ("1", "2")},
-    "feedback": {each: [f"agent.feedback={each}"] for each in ("score", "label")},
+    "sigma": {"x 1": [], "x 2": ["agent.sigma*=2"]},
+    "rank": {each: [f"agent.rank={each}"] for each in ("null", "1")},
 }
 NCRS = {
     "subspace": {
-        "all": ["agent.subspace=all", "agent.step.maximum=0.04"],
-        "last": ["agent.subspace=last", "agent.step.maximum=0.1"],
-        "linear": ["agent.subspace=linear", "agent.step.maximum=0.1"],
+        "linear": ["agent.subspace=linear", "agent.step.maximum=0.4", "agent.step.minimum=0.04"],
+        "all": ["agent.subspace=all", "agent.step.maximum=0.04", "agent.step.minimum=0.004"],
     },
     "normalised": NORMALISED,
-    "step": STEP,
+    "adapt": {each: [f"agent.adapt={each}"] for each in ("acceptance", "null")},
+    "votes": {
+        "lead of 4": ["agent.at_a_time=4", "agent.lead=4"],
+        "all": ["agent.at_a_time=null", "agent.lead=null"],
+    },
+    "memory": {each: [f"agent.memory={each}"] for each in ("0.3", "0")},
     "actions": {
         "sampled": ["agent.collect=sampled", "agent.common_start=false"],
         "mean, common start": ["agent.collect=mean", "agent.common_start=true"],
     },
-    "adapt": {each: [f"agent.adapt={each}"] for each in ("null", "acceptance", "votes")},
-    "votes": {
-        "all": ["agent.at_a_time=null", "agent.lead=null"],
-        "curtailed": ["agent.at_a_time=4", "agent.lead=null"],
-        "lead of 4": ["agent.at_a_time=4", "agent.lead=4"],
-    },
-    "memory": {each: [f"agent.memory={each}"] for each in ("0", "0.3")},
 }
-LINEAR = {  # within the linear subspace, observations normalised
-    "rate": {each: [f"agent.rate={each}"] for each in ("0", "0.1")},
-    "sigma": {each: [f"agent.sigma={each}"] for each in ("0.1", "0.3")},
-    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5")},
-    "step": {each: [f"agent.step.maximum={each}"] for each in ("0.03", "0.1")},
-}
-IN_LINEAR = ["agent=pes", "agent.subspace=linear", "normalise_observations=true", "agent.step.minimum=0.001"]
-SLOW_STEPS = ["agent.step.minimum=0.001"]
 STUDIES = {
-    "pes_cheetah_run": Study(["agent=pes", *SLOW_STEPS, *CHEETAH], PES, runs=48, first_seed=1000),
-    "ncrs_cheetah_run": Study(["agent=ncrs_adaptive", *SLOW_STEPS, *CHEETAH], NCRS, runs=36, first_seed=1100),
-} | {
-    f"linear_{task}": Study([*IN_LINEAR, f"env={task}", *SHORT, "iterations=41"], LINEAR, runs=8, first_seed=first_seed)
-    for task, first_seed in TUNED_ON.items()
+    "pes": Study(["agent=pes", "agent.normalise=false", *FIXED], PES, runs=16, first_seed=1600),
+    "ncrs": Study(["agent=ncrs_adaptive", *FIXED], NCRS, runs=8, first_seed=1700),
 }
 
 
@@ -186,7 +161,7 @@ def table(name: str, path: Path) -> None:
     results = {row["settings"]: float(row["result"]) for row in rows(path) if row["study"] == name}
     jobs = [(levels, " ".join([*settings, f"seed={seed}"])) for seed, settings, levels in study.jobs()]
     done = [(levels, results[settings]) for levels, settings in jobs if settings in results]
-    contrasts = [(choice, level) for choice, levels in study.drawn.items() for level in list(levels)[1:]]
+    contrasts = [(choice, level) for choice, levels in study.choices.items() for level in list(levels)[1:]]
     X = np.array([[1.0, *(levels[choice] == level for choice, level in contrasts)] for levels, _ in done])
     y = np.array([value for _, value in done])
     effects, *_ = np.linalg.lstsq(X, y, rcond=None)
@@ -196,7 +171,7 @@ def table(name: str, path: Path) -> None:
         variance = ((y - X @ effects) ** 2).sum() / freedom * np.linalg.pinv(X.T @ X).diagonal()
         half = stats.t.ppf(0.975, freedom) * np.sqrt(variance)
     print(f"\n{name}: {len(done)} runs\n\n| choice | level | mean | effect |\n|---|---|--:|--:|")
-    for choice, levels in study.drawn.items():
+    for choice, levels in study.choices.items():
         for level in levels:
             values = [value for drawn, value in done if drawn[choice] == level]
             effect = ""

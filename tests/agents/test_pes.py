@@ -174,6 +174,16 @@ def test_the_step_adapts_to_whether_answers_agree_with_the_momentum():
         assert metrics["step"] == pytest.approx(STEP * agent.scale)
 
 
+@pytest.mark.parametrize(("step", "most"), [(STEP, SIGMA), (2 * SIGMA, 2 * SIGMA)])
+def test_the_step_does_not_grow_beyond_the_policies_that_were_compared(step, most):
+    agent = make(rate=5.0, step=lambda t: step)  # noqa: ARG005
+    agent.iterate(budget_of(scores([1.0, -1.0, 1.0])))
+    m = agent.m.astype(np.float64)
+    metrics = agent.iterate(Judge(lambda theta: theta @ m, np.sign).budget(iteration=1))
+    assert metrics["agreement"] > 0.5
+    assert metrics["step"] == pytest.approx(most)
+
+
 # What it estimates
 
 

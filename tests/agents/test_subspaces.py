@@ -98,7 +98,7 @@ def test_before_anything_was_seen_coordinates_are_a_linear_map_of_standard_norma
     rng = np.random.default_rng(1)
     C, c = rng.standard_normal((OBS, ACT)), rng.standard_normal(ACT)
     x = rng.standard_normal((500, OBS)).astype(np.float32)
-    change = L.lift(np.concatenate([C.ravel(), c]).astype(np.float32))
+    change = L.lift(np.sqrt(OBS + 1) * np.concatenate([C.ravel(), c]).astype(np.float32))
     moved = policy.mean_actions(theta + change, x) - policy.mean_actions(theta, x)
     assert np.mean((moved - (x @ C + c)) ** 2) < 0.03 * np.mean((x @ C + c) ** 2)
     # The last layer as a whole can do more.
@@ -120,7 +120,7 @@ def test_once_fitted_they_are_a_linear_map_of_what_is_observed(normalised):
         policy.normaliser.include(seen.observations.reshape(-1, OBS))
         inputs = policy.normaliser(x)
     C, c = rng.standard_normal((OBS, ACT)), rng.standard_normal(ACT)
-    change = L.lift(np.concatenate([C.ravel(), c]).astype(np.float32))
+    change = L.lift(np.sqrt(OBS + 1) * np.concatenate([C.ravel(), c]).astype(np.float32))
     moved = policy.mean_actions(theta + change, x) - policy.mean_actions(theta, x)
     assert np.mean((moved - (inputs @ C + c)) ** 2) < 0.03 * np.mean((inputs @ C + c) ** 2)
 
