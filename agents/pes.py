@@ -7,7 +7,7 @@ Strategies as a Scalable Alternative to Reinforcement Learning"), with the teach
     eps_i ~ N(0, I_k)
     one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
     g = mean of the answered score_i eps_i                  (score > 0: the second is preferred)
-    a <- min(a exp(rate z), max(1, sigma / step_t)),  z = sqrt(P) <g, m> / |m|   (z ~ N(0, 1) if answers ignore m)
+    a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / |m|   (z ~ N(0, 1) if answers ignore m)
     m <- beta m + (1 - beta) g
     theta <- theta + a step_t L m / rms(m)
 
@@ -19,9 +19,8 @@ Strategies as a Scalable Alternative to Reinforcement Learning"), with the teach
 With several votes, a direction has as many trajectories of each arm, and comparisons. Directions are split into groups;
 the i-th trajectories of a group all begin in the same state. With linear maps of normalised observations as subspace,
 this is ARS (Mania, Guy, Recht 2018, "Simple random search of static linear policies is competitive for reinforcement
-learning") with preferences for returns, and a step that is not tuned to the task: two steps in a row that agree say
-that it is too short, two that disagree, too long, as in the cumulation of CMA-ES (Hansen and Ostermeier 2001). It does
-not grow beyond sigma, because nobody compared policies farther away.
+learning") with preferences for returns, and a step that is not tuned to the task: answers against the direction of the
+last steps say that these were too long, as in the cumulation of CMA-ES (Hansen and Ostermeier 2001).
 """
 
 from __future__ import annotations
@@ -109,16 +108,15 @@ class PES:
             return {"step": 0.0}
         g: Float32 = (scores[:, None] * between)[answers.answered].mean(axis=0, dtype=np.float32)
 
-        # a <- min(a exp(rate z), max(1, sigma / step_t)),  z = sqrt(P) <g, m> / |m|
+        # a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / |m|
         z = math.sqrt(answers.answered.sum()) * float(g @ m) / (_norm(m) or 1.0)
-        planned = self.step(budget.iteration)
-        self.scale = min(self.scale * math.exp(self.rate * z), max(1.0, sigma / planned))
+        self.scale = min(1.0, self.scale * math.exp(self.rate * z))
 
         # m <- beta m + (1 - beta) g
         m = self.m = np.float32(beta) * m + np.float32(1 - beta) * g
 
         # theta <- theta + a step_t L m / rms(m)
-        step = self.scale * planned
+        step = self.scale * self.step(budget.iteration)
         rms = _norm(m) / math.sqrt(len(m))
         if rms > 0:
             self.parameters = theta + L.lift(np.float32(step / rms) * m)

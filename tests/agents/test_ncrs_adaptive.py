@@ -65,8 +65,14 @@ def candidates(budget):
 @pytest.mark.parametrize("size", [("trajectories=8", "pairs=4"), ("trajectories=7", "pairs=5")])
 def test_without_its_parts_it_is_ncrs(votes, size):
     plain = Trial("ncrs", *size, votes=votes)
-    steps = {"step__maximum": 0.04, "step__minimum": 0.004}
-    adaptive = Trial("ncrs_adaptive", *size, votes=votes, subspace="all", **steps, **OFF)
+    same = {
+        "subspace": "all",
+        "step__maximum": 0.04,
+        "step__minimum": 0.004,
+        "collect": "sampled",
+        "common_start": False,
+    }
+    adaptive = Trial("ncrs_adaptive", *size, votes=votes, **same, **OFF)
     for trial in (plain, adaptive):
         trial.run(6)
     assert_array_equal(adaptive.agent.parameters, plain.agent.parameters)

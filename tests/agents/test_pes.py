@@ -162,7 +162,7 @@ def test_the_step_adapts_to_whether_answers_agree_with_the_momentum():
     agent = make(rate=0.1)
     agent.iterate(budget_of(scores([1.0, -1.0, 1.0])))
     assert agent.scale == 1.0  # there was no momentum to agree with
-    for sign in (1, -1):
+    for sign in (-1, -1, 1, 1, 1, 1):
         m, before = agent.m.astype(np.float64), agent.scale
         judge = Judge(lambda theta, m=m: theta @ m, lambda gap, sign=sign: sign * np.sign(gap))
         metrics = agent.iterate(judge.budget(iteration=1))
@@ -170,18 +170,9 @@ def test_the_step_adapts_to_whether_answers_agree_with_the_momentum():
         z = np.sqrt(3) * g @ m / np.linalg.norm(m)
         assert z * sign > 0
         assert metrics["agreement"] == pytest.approx(z, rel=1e-4)
-        assert agent.scale == pytest.approx(before * np.exp(0.1 * z), rel=1e-5)
+        assert agent.scale == pytest.approx(min(1, before * np.exp(0.1 * z)), rel=1e-5)
         assert metrics["step"] == pytest.approx(STEP * agent.scale)
-
-
-@pytest.mark.parametrize(("step", "most"), [(STEP, SIGMA), (2 * SIGMA, 2 * SIGMA)])
-def test_the_step_does_not_grow_beyond_the_policies_that_were_compared(step, most):
-    agent = make(rate=5.0, step=lambda t: step)  # noqa: ARG005
-    agent.iterate(budget_of(scores([1.0, -1.0, 1.0])))
-    m = agent.m.astype(np.float64)
-    metrics = agent.iterate(Judge(lambda theta: theta @ m, np.sign).budget(iteration=1))
-    assert metrics["agreement"] > 0.5
-    assert metrics["step"] == pytest.approx(most)
+    assert agent.scale == 1.0  # never longer than the schedule's
 
 
 # What it estimates
