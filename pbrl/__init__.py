@@ -1,12 +1,17 @@
 """pbrl: a benchmark suite for preference-based reinforcement learning.
 
 Importing it makes every task known to gymnasium: `gymnasium.make_vec("pbrl/walker_walk-v0", num_envs=64)`.
+`pbrl.load(folder)` is the policy that a run has learnt, see `pbrl.run.saved`.
 """
 
 from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING
 
 import gymnasium as _gymnasium
+
+if TYPE_CHECKING:
+    from pbrl.run.saved import load as load
 
 _home = _Path(__file__).parent.parent
 for _name in ("agents", "oracles", "conf"):
@@ -26,3 +31,11 @@ for _task in sorted(_path.stem for _path in (_home / "conf" / "env").glob("*.yam
             vector_entry_point="pbrl.simulation.vector:BatchedEnv",
             kwargs={"task": _task},
         )
+
+
+def __getattr__(name: str) -> object:
+    if name == "load":
+        from pbrl.run.saved import load  # now, and not before: it imports torch and dm_control
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,9 @@
 """What a teacher really does: rates of mistakes, skips and ties, agreement by gap, confidence, calibration.
 
-python -m pbrl.audit oracle=irrational env=walker_walk     asks it about freshly initialised policies
-python -m pbrl.audit run=<folder>                          reads the answers that it, or people, gave in a run
+    python -m pbrl.audit oracle=irrational env=walker_walk     asks it about freshly initialised policies
+    python -m pbrl.audit run=<folder>                          reads the answers that it, or people, gave in a run
+
+It prints a table, and writes audit.csv and two figures.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from pbrl.run.answer_table import answer_table
+from pbrl.run.command_line import mistakes_answered, run_main
 from pbrl.run.preference_log import answers_of, read
 from pbrl.run.questions import ANSWERS, QuestionsError
 from pbrl.run.settings import ConfigurationError, instantiate
+from pbrl.run.terminal import ProgressBar
 from pbrl.seeds import streams
 from pbrl.types import Answers, Bool, Float64, Oracle, Question, Reason
 
 if TYPE_CHECKING:  # anything with its `collect` will do
     from pbrl.policy import GaussianPolicy
     from pbrl.simulation.simulator import Simulator
+
+TOGETHER = 16  # trajectories collected between two looks at the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +151,23 @@ def ask(
 
     def rewards(iteration: int) -> Float64:
         parameters = np.stack([policy.initial(rng) for _ in range(trajectories)])
-        return simulator.collect(
-            policy,
-            parameters,
-            np.arange(trajectories),
-            iteration=iteration,
-            first_trajectory=0,
-            mean_actions=False,
-            common_start=False,
-            keep=(),
-        ).task_rewards
+        parts = []
+        with ProgressBar(total=trajectories, desc="trajectories", unit="", leave=False) as bar:
+            for start in range(0, trajectories, TOGETHER):
+                some = parameters[start : start + TOGETHER]
+                collected = simulator.collect(
+                    policy,
+                    some,
+                    np.arange(len(some)),
+                    iteration=iteration,
+                    first_trajectory=start,
+                    mean_actions=False,
+                    common_start=False,
+                    keep=(),
+                )
+                parts.append(collected.task_rewards)
+                bar.update(len(some))
+        return np.concatenate(parts)
 
     if getattr(oracle, "needs_calibration", False):
         oracle.calibrate(rewards(1))  # type: ignore[attr-defined]  # an optional part of it
@@ -186,7 +199,7 @@ def write(answers: Answers, folder: Path, *, title: str, bins: int, persons: Seq
     figure = _draw(answers, *everything[1:], title=title)
     figure.savefig(folder / "audit.png", dpi=150)
     figure.savefig(folder / "audit.svg", metadata={"Date": None})
-    Console().print(f"audit.csv, audit.png and audit.svg are in {folder}")
+    print(f"audit.csv, audit.png and audit.svg are in {folder}")
 
 
 def _print(answers: Answers, shares: Sequence[Share], title: str) -> None:
@@ -260,14 +273,15 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
 @hydra.main(config_path="pkg://conf", config_name="audit")
 def main(cfg: DictConfig) -> None:
     """Audit a run if one is named, a teacher otherwise."""
-    if cfg.run is not None:
+    with mistakes_answered("pbrl.audit", "audit"):
+        if cfg.run is None:
+            audit_teacher(cfg, HydraConfig.get().runtime.choices["oracle"])
+            return
         try:
             audit_run(cfg)
-        except (QuestionsError, ConfigurationError) as error:
-            raise SystemExit(f"pbrl.audit: {error}") from None
-    else:
-        audit_teacher(cfg, HydraConfig.get().runtime.choices["oracle"])
+        except QuestionsError as error:
+            raise ConfigurationError(str(error)) from None
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, program="pbrl.audit", config="audit", groups=("oracle", "env", "policy"), about=__doc__)

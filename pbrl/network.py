@@ -122,6 +122,14 @@ def _through_activation(d: Tensor, h: Tensor, activation: Activation) -> None:
         _through_slope(d.numpy(), h.numpy(), np.float32(SLOPES[activation]))
 
 
+def compile_activations() -> None:
+    """Compile what the activations call, which happens when they are first used."""
+    x = np.zeros((1, 1), np.float32)
+    tanh_in_place(x)
+    _through_tanh(x, x)
+    _through_slope(x, x, np.float32(0))
+
+
 def _compiled(function: Any) -> Any:
     options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
     return with_sound_cache(numba.njit(**options)(function))

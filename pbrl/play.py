@@ -3,6 +3,8 @@
     python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its policy, to play.mp4 in its folder
     python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer,
                                                                            to pair.mp4
+    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --learning its first policy beside its best,
+                                                                           to learning.mp4
 
 It needs no display. It reads what a run leaves on disk and writes one file, which appears when it is complete: it can
 film a run that is still going on, from a process of its own.
@@ -20,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
-from tqdm import tqdm
 
 from pbrl.run import checkpoint
 from pbrl.run.films import kept_policy
 from pbrl.run.folder import read_settings
-from pbrl.run.policy_file import POLICY, read_policy
+from pbrl.run.policy_file import KEPT, read_policy
 from pbrl.run.record import read
 from pbrl.run.settings import build, check_targets
+from pbrl.run.terminal import ProgressBar
 from pbrl.simulation import gl, video
 from pbrl.types import Answers, Float32, Oracle, Question, Trajectories
 
@@ -53,7 +55,9 @@ def destination(options: argparse.Namespace) -> Path:
     """Where the video goes, in a format that can be written."""
     can_mp4 = video.encoder() is not None
     default = ".mp4" if can_mp4 and not options.gif else ".gif"
-    output: Path = options.output or options.run / ("pair" if options.pair else "play")
+    output: Path = options.output or options.run / (
+        "pair" if options.pair else "learning" if options.learning else "play"
+    )
     if not output.suffix:
         output = output.with_suffix(default)
     if output.suffix not in video.FORMATS or (options.gif and output.suffix != ".gif"):
@@ -65,19 +69,32 @@ def destination(options: argparse.Namespace) -> Path:
     return output
 
 
-def current_policy(run: Path, iteration: int | None) -> tuple[int, Float32]:
-    """The iteration and the parameters [size] of the last policy, or of that of an iteration, if it is still there.
+def kept_policies(run: Path, options: argparse.Namespace) -> dict[str, tuple[int, Float32]]:
+    """What is to be shown, by name: the iteration and the parameters [size] of each policy."""
+    if options.learning:
+        return {"before": policy_of(run, "first"), "after": policy_of(run, "best")}
+    found = policy_of(run, options.policy) if options.iteration is None else policy_after(run, options.iteration)
+    return dict.fromkeys("AB", found) if options.pair else {"": found}
 
-    It may be the last one, wait to be filmed (`pbrl.run.films`), or have a checkpoint.
-    """
-    last = run / POLICY
-    for path in [last] if iteration is None else [last, kept_policy(run, iteration)]:
-        if path.exists():
-            found, parameters = read_policy(path)
-            if iteration in (None, found):
-                return found, parameters
-    if iteration is None:
+
+def policy_of(run: Path, which: str) -> tuple[int, Float32]:
+    """The iteration and the parameters of the last policy, the best or the first."""
+    path = run / KEPT[which]
+    if not path.exists() and which == "last":
         raise PlayError(f"{run} has no policy yet: a run leaves one with each of its checkpoints")
+    if not path.exists():
+        raise PlayError(f"{run} has no {path.name}: an earlier version of pbrl kept the last policy alone")
+    return read_policy(path)
+
+
+def policy_after(run: Path, iteration: int) -> tuple[int, Float32]:
+    """The same of an iteration, if it is still there.
+
+    It may be one of those that a run keeps, wait to be filmed (`pbrl.run.films`), or have a checkpoint.
+    """
+    for path in [*(run / name for name in KEPT.values()), kept_policy(run, iteration)]:
+        if path.exists() and (found := read_policy(path))[0] == iteration:
+            return found
     saved = checkpoint.load(run / "checkpoint", iteration)
     assert saved is not None, "an iteration that is not there is refused"
     if "parameters" not in saved[1]:
@@ -153,13 +170,21 @@ def play(options: argparse.Namespace) -> Path:
     if not 1 <= steps <= simulator.steps:
         raise PlayError(f"--steps must be between 1 and {simulator.steps}, the run's episode, not {steps}")
     policy = build_policy(agent["policy"], simulator, allow=options.allow)
-    iteration, parameters = current_policy(run, options.iteration)
+    shown = kept_policies(run, options)
+    iteration, parameters = list(shown.values())[-1]
 
-    sampled, rows = options.pair or options.sampled, np.zeros(1 + options.pair, np.int64)
+    sampled = options.pair or options.sampled
     trajectories = simulator.collect(
-        policy, parameters[None], rows, iteration=0, mean_actions=not sampled, keep=["actions"]
+        policy,
+        np.stack([each for _, each in shown.values()]),
+        np.arange(len(shown)),
+        iteration=0,
+        mean_actions=not sampled,
+        common_start=options.learning,
+        keep=["actions"],
     )
-    title = f"{task}   {settings['name']}, seed {settings['seed']}, iteration {iteration}"
+    when = f"iteration {iteration}" if iteration >= 0 else "before the first iteration"
+    title = f"{task}   {settings['name']}, seed {settings['seed']}, {when}"
     heading, preferred = [f"{title}   {'sampled' if sampled else 'mean'} actions"], None
     if options.pair:
         rng = np.random.default_rng(options.seed)
@@ -174,9 +199,11 @@ def play(options: argparse.Namespace) -> Path:
 
     every = video.stride(timestep)
     how = {"steps": steps, "every": every, "camera": camera, "size": options.size}
-    views = [video.pictures(simulator.replay(trajectories, row), **how) for row in range(len(rows))]
-    film = video.frames(trajectories, views, timestep=timestep, heading=heading, preferred=preferred)
-    bar = tqdm(film, desc=str(output), total=steps // every + 1, unit="frame", disable=None)
+    views = [video.pictures(simulator.replay(trajectories, row), **how) for row in range(len(shown))]
+    film = video.frames(
+        trajectories, dict(zip(shown, views, strict=True)), timestep=timestep, heading=heading, preferred=preferred
+    )
+    bar = ProgressBar(film, desc="filming", total=steps // every + 1, unit="frame")
     video.write(output, bar, seconds=every * timestep, title=title)
     return output
 
@@ -193,8 +220,14 @@ def parser() -> argparse.ArgumentParser:
     """What can be asked for."""
     parser = argparse.ArgumentParser("pbrl.play", description="A video of what a run has learnt.")
     parser.add_argument("run", type=Path, help="its folder: runs/<env>/<agent>/<oracle>/seed_<n>")
-    parser.add_argument("--pair", action="store_true", help="two sampled trajectories and the teacher's answer")
-    parser.add_argument("--iteration", type=int, help="of a checkpoint that is still there; the last one by default")
+    two = parser.add_mutually_exclusive_group()
+    two.add_argument("--pair", action="store_true", help="two sampled trajectories and the teacher's answer")
+    two.add_argument("--learning", action="store_true", help="the first policy beside the best, from the same start")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--policy", choices=[*KEPT], default="last", help="the last (default), the best evaluated, the first"
+    )
+    one.add_argument("--iteration", type=int, help="the policy of a checkpoint that is still there")
     parser.add_argument("--sampled", action="store_true", help="actions with their noise, as in training")
     parser.add_argument("--seed", type=int, default=0, help="of initial states, noise and the teacher's answer")
     parser.add_argument("--steps", type=int, help="control steps to show, and for --pair to judge; default: all")

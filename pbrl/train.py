@@ -1,9 +1,12 @@
 """Train an agent from preferences.
 
     python -m pbrl.train agent=ncrs env=walker_walk
-    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see pbrl/run/sweep.py
+    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see docs/sweeps.md
+    python -m pbrl.train experiment=quick                  # something visibly learns, in minutes
+    python -m pbrl.train agent=zpg --help                  # all settings, with those of zpg
 
-Composes simulator, teacher, ledger and agent from the configuration (`conf/train.yaml`) and runs the loop.
+In Python, `pbrl.train.train(overrides=["agent=ncrs", "env=walker_walk"])` does what the first of them does.
+
 The same command continues an unfinished run and leaves a finished one alone.
 """
 
@@ -20,16 +23,17 @@ from typing import Any
 import hydra
 import torch
 import yaml  # type: ignore[import-untyped]
+from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.utils import execution_whitelist
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.logging import RichHandler
+from rich.console import Console
 
 import conf
 from pbrl.ledger import BudgetError
-from pbrl.run import loop, sweep
+from pbrl.run import command_line, loop, summary, sweep
 from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.films import Films
 from pbrl.run.finished import is_finished
@@ -39,7 +43,7 @@ from pbrl.run.mirrors import mirrors
 from pbrl.run.questions import QuestionsError
 from pbrl.run.record import RecordError, columns, read
 from pbrl.run.settings import ConfigurationError, check, composition_message, suggest
-from pbrl.run.summary import summarise
+from pbrl.run.terminal import log_messages, say
 from pbrl.run.training import TrainingRun
 from pbrl.simulation import native, tasks
 from pbrl.threads import cores, threads_of_a_job
@@ -47,7 +51,34 @@ from pbrl.threads import cores, threads_of_a_job
 GROUPS = ("agent", "agent.sampler", "env", "oracle", "experiment")
 
 
-def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
+def train(overrides: Sequence[str] = ()) -> Path:
+    """Train as the command with these settings does, such as ["agent=ncrs", "seed=1"]; the folder of the run.
+
+    Settings that make no sense raise a ConfigurationError. `pbrl.load` takes the folder.
+    """
+    if is_sweep(overrides):
+        raise ConfigurationError("this experiment is a sweep of many runs: python -m pbrl.train runs it")
+    settings = compose_settings(overrides)
+    train_to_end(settings)
+    return Path(settings["folder"])
+
+
+def compose_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """All settings of a run, given those that differ from conf/train.yaml."""
+    suggest(overrides, GROUPS)
+    before = HydraConfig.instance().cfg
+    try:
+        with initialize_config_module("conf"):
+            cfg = compose("train", list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(cfg)  # in which the names of agent, task and teacher are
+        return plain(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError(composition_message(error, overrides, "train")) from None
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def train_to_end(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
     """Compose the run and let it go on to its last iteration: FINISHED, or ALREADY_FINISHED."""
     check(settings)
     if is_finished(settings):
@@ -65,14 +96,21 @@ def train(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:
         except loop.DivergedError as error:
             save_last_good_state(settings, error)
             raise
-    summarise(run.folder, columns(read(run.folder / loop.RECORD)))
+    metrics = columns(read(run.folder / loop.RECORD))
+    curve = summary.draw_curve(run.folder, metrics)
+    if sweep_folder is None:
+        Console().print(summary.table(metrics))
+        print(f"the curve: {curve}", flush=True)
+    elif owns_terminal():
+        print(summary.line(metrics), flush=True)
     return FINISHED
 
 
 def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder: Path | None) -> None:
     """The loop, with those beside it: wandb and TensorBoard follow the record, a process films the policy."""
     if not native.is_cached():
-        print("compiling the simulator, which takes some ten seconds this first time")
+        say("compiling the simulator, which takes some ten seconds this first time")
+    run.compile()
     video, last = settings["video"], settings["iterations"] - 1
     films = Films(run.folder, **{**video, "steps": min(video["steps"], run.simulator.steps)})
 
@@ -89,6 +127,7 @@ def follow_and_film(run: TrainingRun, settings: Mapping[str, Any], sweep_folder:
                 record, wandb=settings["wandb"], tensorboard=settings["tensorboard"], **labels(settings)
             ),
             progress_bar=owns_terminal(),
+            keep_bar=sweep_folder is None,
             asked_to_stop=lambda: stop_signal(sweep_folder) if sweep_folder is not None else 0,
             after_iteration=film,
         )
@@ -126,10 +165,10 @@ def user_message(error: Exception) -> str | None:
     if isinstance(error, loop.DivergedError):
         kept = f"the state before it is saved in {loop.CHECKPOINT}/" if error.iteration else "it was the first one"
         return f"{error} ({kept})"
-    if isinstance(error, InstantiationException):
-        return str(error.__cause__ or error)
     if isinstance(error, MemoryError):
         return f"this needs more memory than there is: {error}"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return command_line.user_message(error, sys.argv[1:], "train")
     if isinstance(error, OSError):
         return f"{error.strerror}: {error.filename}; nothing that was saved is lost"
     return None
@@ -138,13 +177,12 @@ def user_message(error: Exception) -> str | None:
 @hydra.main(config_path="pkg://conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Train, and answer what goes wrong with a sentence; a search needs the final evaluation."""
-    # By force: on its import, dm_control has set up logging for warnings alone.
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)], force=True)
+    log_messages(logging.WARNING if in_sweep() else logging.INFO)
     if in_sweep():
         cfg.threads = cfg.threads or threads_of_a_job(HydraConfig.get().launcher, cores())
-        return run_job(cfg, lambda cfg, folder: train(plain(cfg), folder), user_message)
+        return run_job(cfg, lambda cfg, folder: train_to_end(plain(cfg), folder), user_message)
     try:
-        train(plain(cfg))
+        train_to_end(plain(cfg))
     except Exception as error:
         message = user_message(error)
         if message is None:
@@ -169,6 +207,7 @@ def is_sweep(arguments: Sequence[str]) -> bool:
 
 def command() -> None:
     """What `python -m pbrl.train` does."""
+    command_line.show_help(sys.argv[1:], program="pbrl.train", config="train", groups=GROUPS, about=__doc__ or "")
     if is_sweep(sys.argv) and not {"-m", "--multirun"} & {*sys.argv}:
         sys.argv.append("--multirun")
     try:
@@ -178,7 +217,7 @@ def command() -> None:
         raise SystemExit(f"pbrl.train: {error}") from None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it cannot compose, and we say it shorter
     try:
-        with sweep.summary_at_end(), execution_whitelist(["hydra.*", "hydra_plugins.*", "pbrl.run.*"]):
+        with sweep.summary_at_end(), execution_whitelist([*command_line.TRUSTED_BY_HYDRA]):
             main()
     except Exception as error:
         ours = any(

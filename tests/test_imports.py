@@ -22,7 +22,9 @@ def room(module):
     name = rest.partition(".")[0]
     if package != "pbrl":
         return package
-    if name in CORE or not name:
+    if not name:
+        return "pbrl"  # which offers what users import most, from any room
+    if name in CORE:
         return "core"
     assert name in PROGRAMS or name in ROOMS, f"{module} has no room: give it one in tests/test_imports.py"
     return name

@@ -16,9 +16,10 @@ import yaml
 from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
-from pbrl.play import current_policy, main, verdict
+from pbrl.play import main, policy_after, policy_of, verdict
 from pbrl.policy import GaussianPolicy
 from pbrl.run.films import kept_policy
+from pbrl.run.policy_file import save_policy
 from pbrl.simulation import gl, tasks, video
 from pbrl.simulation.simulator import Simulator
 from pbrl.train import command
@@ -95,12 +96,12 @@ def studio(monkeypatch: pytest.MonkeyPatch) -> Studio:
 def collected(run: Path, *, seed: int = 0, mean_actions: bool = True, rows: int = 1) -> Any:
     """What the run's last policy does."""
     simulator = Simulator("cartpole_swingup", seed=seed, steps=STEPS)
-    policy = policy_of(simulator)
-    _, parameters = current_policy(run, None)
+    policy = make_policy(simulator)
+    _, parameters = policy_of(run, "last")
     return simulator.collect(policy, parameters[None], np.zeros(rows, np.int64), iteration=0, mean_actions=mean_actions)
 
 
-def policy_of(simulator: Simulator) -> GaussianPolicy:
+def make_policy(simulator: Simulator) -> GaussianPolicy:
     gains = {"hidden_gain": 1.0, "output_gain": 1.0, "initial_log_std": 0.0}
     return GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=[8, 8], **gains)
 
@@ -166,6 +167,31 @@ def test_a_pair_is_answered_by_the_runs_teacher(run: Path, studio: Studio, capsy
     assert not (run / "play.gif").exists()
 
 
+def test_what_was_learnt_is_the_first_policy_beside_the_best(run: Path, studio: Studio) -> None:
+    save_policy(run / "policy_best.safetensors", np.full_like(policy_of(run, "first")[1], 0.1), iteration="4")
+    main([str(run), "--learning"])
+    simulator = Simulator("cartpole_swingup", seed=0, steps=STEPS)
+    both = np.stack([policy_of(run, which)[1] for which in ("first", "best")])
+    trajectories = simulator.collect(
+        make_policy(simulator), both, np.arange(2), iteration=0, mean_actions=True, common_start=True
+    )
+    assert studio.rewards[0] == studio.rewards[1]  # from one start
+    assert studio.rewards[2::2] == trajectories.task_rewards[0, 3::4].tolist()
+    assert studio.rewards[3::2] == trajectories.task_rewards[1, 3::4].tolist()
+    assert trajectories.returns[0] != trajectories.returns[1]
+    names = {line.split()[0] for line, _ in studio.lines if " of " in line}
+    assert names == {"before", "after"}
+    assert ("cartpole_swingup   ncrs, seed 0, iteration 4   mean actions", video.PLAIN) in studio.lines
+    assert (run / "learning.gif").exists()
+
+
+def test_the_first_policy_alone_and_runs_of_an_earlier_version(run: Path, studio: Studio) -> None:
+    main([str(run), "--policy", "first", "--steps", "2"])
+    assert any("before the first iteration" in line for line, _ in studio.lines)
+    (run / "policy_best.safetensors").unlink()
+    assert "has no policy_best.safetensors: an earlier version of pbrl" in refused(str(run), "--policy", "best")
+
+
 def test_the_teacher_judges_what_is_shown(run: Path, studio: Studio, capsys: pytest.CaptureFixture[str]) -> None:
     change_teacher(run, tau=0.0, gamma=1.0, eps_mistake=0.0)
     seed, steps, better = next(  # a pair of which the beginning and the whole are not judged alike
@@ -228,22 +254,22 @@ def test_answers_in_words() -> None:
 
 def test_an_iteration_is_that_of_its_checkpoint(run: Path, tmp_path: Path) -> None:
     shorter = train(tmp_path / "shorter", "iterations=4")
-    last, parameters = current_policy(run, None)
-    earlier, earlier_parameters = current_policy(run, 3)
-    of_shorter, parameters_of_shorter = current_policy(shorter, None)
+    last, parameters = policy_of(run, "last")
+    earlier, earlier_parameters = policy_after(run, 3)
+    of_shorter, parameters_of_shorter = policy_of(shorter, "last")
     assert (last, earlier, of_shorter) == (5, 3, 3)
     np.testing.assert_array_equal(earlier_parameters, parameters_of_shorter)
     shutil.rmtree(run / "checkpoint")
-    np.testing.assert_array_equal(current_policy(run, 5)[1], parameters)
+    np.testing.assert_array_equal(policy_after(run, 5)[1], parameters)
 
 
 def test_an_iteration_that_waits_for_its_video_is_found(run: Path) -> None:
-    policy = policy_of(Simulator("cartpole_swingup", seed=0))
+    policy = make_policy(Simulator("cartpole_swingup", seed=0))
     (run / "videos").mkdir()
     parameters = {"parameters": np.arange(policy.size, dtype=np.float32)}
     save_file(parameters, kept_policy(run, 2), {"iteration": "2"})
     (run / "policy.safetensors").unlink()  # a run has none before its first checkpoint
-    found, filmed = current_policy(run, 2)
+    found, filmed = policy_after(run, 2)
     assert found == 2
     np.testing.assert_array_equal(filmed, parameters["parameters"])
 

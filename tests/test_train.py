@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from numba.core.event import install_recorder
 from safetensors.numpy import load_file
 
 from agents.ncrs import NCRS
 from pbrl.run import checkpoint
 from pbrl.run.films import Films
+from pbrl.run.policy_file import KEPT, read_policy
 from pbrl.run.record import read
-from pbrl.train import command, is_sweep
+from pbrl.run.training import TrainingRun
+from pbrl.simulation import worlds
+from pbrl.train import command, compose_settings, is_sweep
 
 ROOT = Path(__file__).parent.parent
 TINY = [
@@ -90,8 +94,8 @@ def test_a_run_leaves_what_the_readme_promises(train: Command, tmp_path: Path) -
     assert code == 0, err
     folder = tmp_path / "runs/cheetah_run/ncrs/irrational/seed_0"
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "versions.json", "metrics.jsonl", "curve.png", "policy.safetensors", "preferences",
-        "checkpoint", ".lock"
+        "config.yaml", "versions.json", "metrics.jsonl", "curve.png", "policy.safetensors", "policy_best.safetensors",
+        "policy_first.safetensors", "preferences", "checkpoint", ".lock"
     }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}  # and nothing anywhere else
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -168,8 +172,11 @@ def test_normalised_observations_continue_exactly(agent: str, train: Command, tm
     assert whole == parts
     assert whole[0]["return_mean"] == plain_run[0]["return_mean"], "nothing has been seen before the first iteration"
     assert whole[1]["return_mean"] != plain_run[1]["return_mean"]
-    policies = [load_file(tmp_path / way / run / "policy.safetensors")["parameters"] for way in ("whole", "parts")]
-    np.testing.assert_array_equal(*policies)
+    for name in KEPT.values():
+        policies = [(tmp_path / way / run / name).read_bytes() for way in ("whole", "parts")]
+        assert policies[0] == policies[1], name
+    best = max(whole, key=lambda row: row["eval_return"])
+    assert read_policy(tmp_path / "whole" / run / KEPT["best"])[0] == best["iteration"]
 
 
 def test_the_literal_reading_is_a_run_of_its_own(train: Command, tmp_path: Path) -> None:
@@ -204,6 +211,18 @@ def test_checkpoints_of_an_earlier_version_are_refused_in_a_sentence(train: Comm
     assert code != 0
     assert "was begun by an earlier version of pbrl" in err
     assert "Traceback" not in out + err
+
+
+def test_nothing_is_compiled_on_the_clock(tmp_path: Path) -> None:
+    """A run compiles before its first iteration, whose seconds are then those of any other."""
+    run = TrainingRun(compose_settings([*TINY, "agent=dpo", f"folder={tmp_path}"]))
+    worlds._observe_and_reward.cache_clear()  # another test may have compiled it
+    with install_recorder("numba:compiler_lock") as before:
+        run.compile()
+    with install_recorder("numba:compiler_lock") as during:
+        run.iterate(0)
+    assert before.buffer
+    assert not during.buffer, during.buffer
 
 
 def test_an_experiment_that_is_a_sweep_needs_no_m() -> None:
@@ -292,6 +311,7 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
         (["agent.collect=some"], "agent.collect must be sampled or mean, not 'some'"),
         (["agent.step.maximum=-1"], "0 < minimum <= maximum"),
         (["+agent.momentum=0.9"], "agent.momentum: unknown setting"),
+        (["oracle=replay"], "oracle.log must be given: oracle.log=..."),
         (["agent.vots=3"], "agent.vots: unknown setting; did you mean agent.votes?"),
         (["evaluation.evry=3"], "evaluation.evry: unknown setting; did you mean evaluation.every?"),
         (["iterations=${nope}"], "nope"),

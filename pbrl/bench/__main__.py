@@ -1,6 +1,14 @@
-"""`python -m pbrl.bench`: how fast everything is."""
+"""How fast everything is, beside its limit and its peers.
+
+    python -m pbrl.bench                                     a quarter of an hour
+    python -m pbrl.bench short=true                          a minute
+    python -m pbrl.bench tasks=[walker_walk] only=[EnvPool]  one task, some of the contenders
+
+It prints tables of medians, and writes them as CSV files.
+"""
 
 from pbrl.bench.collection import main
+from pbrl.run.command_line import run_main
 
 if __name__ == "__main__":
-    main()
+    run_main(main, program="pbrl.bench", config="bench", groups=("oracle",), about=__doc__)

@@ -249,6 +249,11 @@ def main(cfg: DictConfig) -> None:
     """Measure, print a table, write it as CSV."""
     if cfg.short:
         cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
+    for task in [*cfg.tasks, cfg.agents_task]:
+        try:
+            tasks.find(task)
+        except tasks.UnknownTaskError as error:
+            raise SystemExit(f"pbrl.bench: {error}") from None
     output = Path(cfg.output)
     output.mkdir(parents=True, exist_ok=True)
     table = Table(title="control steps per second (medians)")

@@ -22,12 +22,13 @@ from hydra import compose
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.problem import Problem
 from pbrl.finetune.tuning import build_problem, check
+from pbrl.run.command_line import run_main
 from pbrl.run.settings import ConfigurationError, instantiate
+from pbrl.run.terminal import ProgressBar
 from pbrl.threads import cores
 
 BARE = "inference"
@@ -66,7 +67,7 @@ def rates(cfg: DictConfig) -> dict[str, list[float]]:
     problem = build_problem(cfg)
     turns = {method: turn(problem, cfg, method) for method in (BARE, *cfg.methods)}
     found: dict[str, list[float]] = {method: [] for method in turns}
-    for method in tqdm([*turns, *list(turns) * cfg.alternations], desc="evaluations per second"):
+    for method in ProgressBar([*turns, *list(turns) * cfg.alternations], desc="evaluations per second"):
         begin = time.perf_counter()
         for iteration in range(cfg.iterations):
             turns[method](iteration)
@@ -89,7 +90,7 @@ def peak_memory(cfg: DictConfig, method: str) -> float:
 def measure_memory(cfg: DictConfig) -> dict[str, float]:
     """Peak memory of each method in MiB, each in its own process."""
     found = {}
-    for method in tqdm((BARE, *cfg.methods), desc="peak memory"):
+    for method in ProgressBar((BARE, *cfg.methods), desc="peak memory"):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             found[method] = pool.apply(peak_memory, (cfg, method))
     return found
@@ -120,4 +121,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, program="pbrl.finetune.bench", config="finetune_bench", groups=("task", "model"), about=__doc__)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import hydra
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from pbrl.finetune.d90 import D90, d90
 from pbrl.finetune.paraphrases import DataError
@@ -28,7 +26,9 @@ from pbrl.finetune.problem import Problem
 from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.said import Subspace, train_in_subspace
 from pbrl.finetune.tuning import build_problem, check
-from pbrl.run.settings import ConfigurationError, suggest
+from pbrl.run.command_line import run_main
+from pbrl.run.settings import ConfigurationError
+from pbrl.run.terminal import ProgressBar
 from pbrl.threads import cores
 
 
@@ -83,7 +83,7 @@ def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     found["size"] = sum(parameter.numel() for parameter in problem.tuned.values())  # D
     jobs = [(d, seed) for seed in range(cfg.seeds) for d in (None, *cfg.dimensions)]
-    with tqdm(total=len(jobs) * cfg.iterations, desc=str(path.parent), unit="it", mininterval=0.5) as bar:
+    with ProgressBar(total=len(jobs) * cfg.iterations, desc=str(path.parent), unit="it", mininterval=0.5) as bar:
         for dimension, seed in jobs:
             results = found["full"] if dimension is None else found["subspace"].setdefault(str(dimension), [])
             if len(results) > seed:
@@ -137,9 +137,11 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        suggest(sys.argv[1:], ("task", "model"))
-    except ConfigurationError as error:
-        raise SystemExit(f"pbrl.finetune.dimension: {error}") from None
     with listed_refusals("pbrl.finetune.dimension"):
-        main()
+        run_main(
+            main,
+            program="pbrl.finetune.dimension",
+            config="finetune_dimension",
+            groups=("task", "model"),
+            about=__doc__,
+        )

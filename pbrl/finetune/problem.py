@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from pbrl.finetune import language, paraphrases, pretrained
 from pbrl.finetune.language import Batch, CosineHead, LanguageModel, Reader, States, Tokens
 from pbrl.finetune.paraphrases import Data, Example
+from pbrl.run.terminal import ProgressBar
 from pbrl.seeds import as_number, streams
 from pbrl.types import Float32
 
@@ -134,7 +134,9 @@ class Problem:
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
             known = np.lib.format.open_memmap(unfinished, "w+", np.float32, (int(part.ends[-1]), width))
-            for rows in tqdm(language.by_length(part.tokens, size), desc="output of the frozen layers", leave=False):
+            for rows in ProgressBar(
+                language.by_length(part.tokens, size), desc="output of the frozen layers", leave=False
+            ):
                 batch = self._gather(part, rows)
                 assert isinstance(batch, Batch)
                 output = batch.hidden if part.rows is None else self.model.states(batch)

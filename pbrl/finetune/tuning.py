@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +24,6 @@ import hydra
 import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from rich.logging import RichHandler
 from torch import Tensor
 
 from pbrl.finetune import problem as finetune_problem
@@ -33,16 +31,19 @@ from pbrl.finetune.paraphrases import DataError
 from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.runs import best_settings, target_of_sgd
 from pbrl.run import checkpoint, loop
+from pbrl.run.command_line import run_main
 from pbrl.run.folder import lock, prepare
 from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, Row
-from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate, suggest
+from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate
+from pbrl.run.terminal import log_messages
 from pbrl.seeds import as_number, streams
 from pbrl.threads import cores
 
 # In the row of an evaluated iteration.
 EVALUATION = ("accuracy", "validation_loss", "best_accuracy", "seconds_evaluate")
+GROUPS = ("task", "model", "method", "study")
 
 
 class SGD:
@@ -219,7 +220,7 @@ def finetune(cfg: DictConfig) -> None:
 @hydra.main(config_path="pkg://conf", config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """Fine-tune; errors that a user can mend become messages."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(show_path=False)])
+    log_messages(logging.WARNING)
     try:
         finetune(cfg)
     except (ConfigurationError, DataError, checkpoint.CheckpointError, RecordError) as error:
@@ -232,9 +233,5 @@ def main(cfg: DictConfig) -> None:
 
 def command() -> None:
     """What `python -m pbrl.finetune` does."""
-    try:
-        suggest(sys.argv[1:], ("task", "model", "method", "study"))
-    except ConfigurationError as error:
-        raise SystemExit(f"pbrl.finetune: {error}") from None
     with listed_refusals("pbrl.finetune"):
-        main()
+        run_main(main, program="pbrl.finetune", config="finetune", groups=GROUPS, about=__doc__ or "")

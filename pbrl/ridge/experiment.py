@@ -24,11 +24,11 @@ from typing import Any
 import hydra
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from pbrl.ridge.bounds import THEOREMS, bound
 from pbrl.ridge.problem import ComparisonOracle, Outcome, Ridge, run
 from pbrl.run.settings import instantiate
+from pbrl.run.terminal import ProgressBar
 from pbrl.search import NCRS, Directions, Optimizer, Search
 from pbrl.types import Float64
 
@@ -226,7 +226,7 @@ class Experiment:
 def measure_all(experiment: Experiment, *, processes: int) -> list[Cell]:
     """Measure every cell, the largest first, in so many processes, with a progress bar."""
     jobs = [(track, k) for track in experiment.tracks() for k in experiment.entries[track.optimizer].active]
-    bar = tqdm(total=len(jobs), desc="ridge", unit="cell")
+    bar = ProgressBar(total=len(jobs), desc="ridge", unit="cell")
     with bar, ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         largest_first = sorted(jobs, key=lambda job: -job[1])
         futures = {job: pool.submit(experiment.measure, *job) for job in largest_first}

@@ -47,6 +47,7 @@ def run_job(
     path = folder / "jobs" / f"{hydra.job.num}.json"
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as they were given
     job = {"run": str(cfg.folder), "overrides": overrides, "host": platform.node(), "process": os.getpid()}
+    job["iterations"] = cfg.iterations
 
     def write_state(state: str, **more: Any) -> None:
         write_atomically(path, json.dumps({**job, "state": state, **more}, indent=2) + "\n")

@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from pbrl.run import checkpoint, record
 from pbrl.run.mirrors import MirrorProcess
 from pbrl.run.record import Record, Row
 from pbrl.run.settings import ConfigurationError
 from pbrl.run.signals import Stopped, catch_signals
+from pbrl.run.terminal import ProgressBar, say
 from pbrl.run.versions import note_versions
 
 log = logging.getLogger(__name__)
@@ -75,16 +74,18 @@ def run(
     checkpoint_every: int,
     mirrors: Callable[[Path], Sequence[MirrorProcess]],
     progress_bar: bool,
+    keep_bar: bool = True,
     asked_to_stop: Callable[[], int] = lambda: 0,
     after_iteration: Callable[[int], None] | None = None,
 ) -> None:
     """Continue from the last checkpoint, if there is one, to the last iteration.
 
-    mirrors: starts those who follow the record at a path. asked_to_stop: the number of a signal sent elsewhere, or 0.
+    mirrors: starts those who follow the record at a path. keep_bar: at the end, too. asked_to_stop: the number of a
+    signal sent elsewhere, or 0.
     """
     start = load(work)
-    if start:
-        print(f"{work.folder}: {start} of {iterations} iterations are there", flush=True)
+    if progress_bar or start:  # the folder stands above the bar, where no terminal is too narrow for it
+        say(f"{work.folder}{f': {start} of {iterations} iterations are there' if start else ''}")
     note_versions(work.folder)
     path = work.folder / RECORD
     if 0 < start < iterations:
@@ -98,7 +99,15 @@ def run(
             closing.callback(mirror.close)
         signals = closing.enter_context(catch_signals())
         bar = closing.enter_context(
-            tqdm(total=iterations, initial=start, desc=str(work.folder), unit="it", disable=not progress_bar)
+            ProgressBar(
+                total=iterations,
+                initial=start,
+                name=str(work.folder),
+                unit="it",
+                disable=not progress_bar,
+                leave=keep_bar,
+                dynamic_ncols=True,
+            )
         )
         for iteration in range(start, iterations):
             try:
@@ -124,7 +133,7 @@ def run(
                 break
             if signal:
                 bar.close()
-                print(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
+                say(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
                 raise Stopped(signal)
 
 

@@ -1,4 +1,4 @@
-"""A policy on disk: `policy.safetensors`, one flat vector of parameters and what they are of.
+"""A policy on disk: one flat vector of parameters and what they are of, as safetensors.
 
 The same policy gives the same bytes: the header is sorted, which the safetensors library does not promise.
 """
@@ -14,13 +14,9 @@ from safetensors import safe_open
 from pbrl.run.files import write_atomically
 from pbrl.types import Float32
 
-POLICY = "policy.safetensors"
-
-
-def read_policy(path: Path) -> tuple[int, Float32]:
-    """The iteration that a policy is of, and its parameters [size]."""
-    with safe_open(path, "numpy") as file:
-        return int(file.metadata()["iteration"]), file.get_tensor("parameters")
+# The policies that a run keeps. The best is that of the highest evaluation.
+KEPT = {"last": "policy.safetensors", "best": "policy_best.safetensors", "first": "policy_first.safetensors"}
+POLICY = KEPT["last"]
 
 
 def save_policy(path: Path, parameters: Float32, **about: str) -> None:
@@ -30,3 +26,9 @@ def save_policy(path: Path, parameters: Float32, **about: str) -> None:
     header = json.dumps({"__metadata__": dict(sorted(about.items())), "parameters": tensor}).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight bytes
     write_atomically(path, len(header).to_bytes(8, "little") + header + data)
+
+
+def read_policy(path: Path) -> tuple[int, Float32]:
+    """The iteration after which a policy was written (-1: before the first), and its parameters [size]."""
+    with safe_open(path, "numpy") as file:
+        return int(file.metadata()["iteration"]), file.get_tensor("parameters")

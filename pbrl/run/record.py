@@ -22,6 +22,7 @@ from pbrl.run.files import unused_name, write_atomically
 from pbrl.types import Float64, Metrics
 
 Row = dict[str, float | None]
+LONGEST_ROW = 20_000  # bytes; the rows of today have about 1,000
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,17 @@ class Record:
 def read(path: Path) -> list[Row]:
     """All rows; an incomplete last line is left out."""
     return [row for row, _ in _rows(path)]
+
+
+def last_iteration(run: Path) -> int:
+    """The iteration of the last row in a run's folder, read from the end of its file; -1 if there is none."""
+    try:
+        with (run / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_ROW))
+            *_, last, _ = [b"", *file.read().split(b"\n")]
+            return int(json.loads(last)["iteration"])
+    except (OSError, ValueError, LookupError):
+        return -1
 
 
 def columns(rows: Sequence[Row]) -> dict[str, Float64]:

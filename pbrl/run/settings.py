@@ -160,10 +160,15 @@ def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
 def composition_message(error: Exception, arguments: Sequence[str], program: str) -> str:
     """What Hydra could not compose, in a sentence, with a near match for a setting that does not exist."""
     text = str(error)
+    if missing := re.match(r"Missing mandatory value: ([\w.]+)", text):
+        return f"{missing[1]} must be given: {missing[1]}=..."
     found = re.match(r"Could not override '([\w.@/]+)'", text)
     if found is None:
         return " ".join(text.split("\n\n")[0].split()) or f"Hydra cannot compose these settings: {error!r}"
-    path, groups = found[1], [each for each in arguments if re.fullmatch(r"(agent|env|oracle)=\w+", each)]
+    path, groups = (
+        found[1],
+        [each for each in arguments if re.fullmatch(r"(agent|env|oracle|task|model|method)=\w+", each)],
+    )
     with contextlib.suppress(Exception), initialize_config_module("conf"):
         known = _paths(OmegaConf.to_container(compose(program, overrides=groups)))
         near = [each for each in known if each.rpartition(".")[0] == path.rpartition(".")[0]]
@@ -332,6 +337,8 @@ def check_node(node: Any, path: str, *, allow: Sequence[str] = ()) -> None:
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {key: value for key, value in node.items() if not key.startswith("_")}
     for key, value in given.items():
+        if value == "???":
+            raise ConfigurationError(f"{path}.{key} must be given: {path}.{key}=...")
         if key not in parameters:
             if takes_all:
                 continue

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pbrl.run.terminal import say
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _received: list[int] = []
@@ -35,7 +37,7 @@ def catch_signals() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         _received.append(number)
-        print("\nfinishing this iteration; repeat the signal to stop at once", file=sys.stderr)
+        say("finishing this iteration; repeat the signal to stop at once", file=sys.stderr)
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,22 +1,22 @@
-"""The end of a run: a table of what was learnt and what it cost, and its learning curve."""
+"""The end of a run: what was learnt and what it cost, as a table or in a line, and its learning curve."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from pbrl.run.files import write_atomically
+from pbrl.types import Float64
 
 CURVE = "curve.png"
 
 
-def summarise(folder: Path, metrics: dict[str, Any]) -> None:
-    """Print the table, and write the learning curve to `curve.png`."""
+def draw_curve(folder: Path, metrics: Mapping[str, Float64]) -> Path:
+    """Write the learning curve to `curve.png`."""
     from matplotlib.figure import Figure  # here, so that a run starts sooner
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -29,18 +29,39 @@ def summarise(folder: Path, metrics: dict[str, Any]) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150, format="png")
     write_atomically(folder / CURVE, picture.getvalue())
-    table = Table(title=str(folder), show_header=False)
-    returns, evaluations = metrics["return_mean"], metrics["eval_return"][np.isfinite(metrics["eval_return"])]
-    tenth = max(1, len(returns) // 10)
-    table.add_row("return, first and last tenth", f"{returns[:tenth].mean():.1f} -> {returns[-tenth:].mean():.1f}")
-    table.add_row(
-        "evaluation, first, best, last",
-        " / ".join(f"{x:.1f}" for x in (evaluations[0], evaluations.max(), evaluations[-1])),
-    )
+    return folder / CURVE
+
+
+def line(metrics: Mapping[str, Float64]) -> str:
+    """What was learnt, in a line."""
+    first, last = _tenths(metrics["return_mean"])
+    _, best, final = _evaluations(metrics["eval_return"])
+    seconds = sum(np.nansum(metrics[name]) for name in metrics if name.startswith("seconds_"))
+    return f"  return {first:.1f} -> {last:.1f}, evaluation {final:.1f} (best {best:.1f}), {seconds:,.0f} s"
+
+
+def table(metrics: Mapping[str, Float64]) -> Table:
+    """What was learnt, and what it cost."""
+    rows = Table(show_header=False)
+    returns = metrics["return_mean"]
+    rows.add_row("return, first and last tenth", " -> ".join(f"{x:.1f}" for x in _tenths(returns)))
+    evaluations = _evaluations(metrics["eval_return"])
+    rows.add_row("evaluation, first, best, last", " / ".join(f"{x:.1f}" for x in evaluations))
     for name in ("trajectories", "env_steps", "pairs_asked", "pairs_answered", "bits"):
-        table.add_row(name.replace("_", " "), f"{metrics[name][-1]:,.0f}")
+        rows.add_row(name.replace("_", " "), f"{metrics[name][-1]:,.0f}")
     for name in ("collect", "ask", "learn", "evaluate"):
         seconds = np.nansum(metrics[f"seconds_{name}"])
-        table.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
-    table.add_row("the curve", str(folder / CURVE))
-    Console().print(table)
+        rows.add_row(f"seconds to {name}", f"{seconds:.1f} ({seconds / len(returns):.3f} per iteration)")
+    return rows
+
+
+def _tenths(returns: Float64) -> tuple[float, float]:
+    """The mean of the first tenth and of the last."""
+    tenth = max(1, len(returns) // 10)
+    return float(returns[:tenth].mean()), float(returns[-tenth:].mean())
+
+
+def _evaluations(evaluations: Float64) -> tuple[float, float, float]:
+    """The first, the best and the last."""
+    known = evaluations[np.isfinite(evaluations)]
+    return float(known[0]), float(known.max()), float(known[-1])

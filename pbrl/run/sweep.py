@@ -41,13 +41,13 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
-from tqdm import tqdm
 
 from pbrl.run.files import write_atomically
 from pbrl.run.job import ALREADY_FINISHED, FINISHED, NOT_STARTED, RUNNING, STOPPED, request_stop, stop_signal
+from pbrl.run.record import last_iteration
 from pbrl.run.settings import IDENTITY, ConfigurationError
 from pbrl.run.signals import STOP_SIGNALS
+from pbrl.run.terminal import ProgressBar, say
 
 PLUGINS = {  # the package that each needs, and the extra of pyproject.toml that installs it
     "hydra/launcher=joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
@@ -60,6 +60,7 @@ PLUGINS = {  # the package that each needs, and the extra of pyproject.toml that
 LOST = "lost"  # the state of a job that was running when the sweep ended
 COLOURS = {FINISHED: "green", ALREADY_FINISHED: "dim", STOPPED: "yellow", NOT_STARTED: "yellow"}
 BEST = "optimization_results.yaml"  # written by the Optuna sweeper
+RUNNING_BAR = "  {n_fmt} of {total_fmt}, {remaining} left: {desc}"
 POLL_SECONDS = 2.0
 LONGEST_NAME = 64  # letters of a sweep's name before its digest
 
@@ -91,12 +92,31 @@ class Sweep:
             self.watcher.start()
 
     def watch(self) -> None:
-        """Show a progress bar of the jobs that have ended."""
-        with tqdm(total=self.total, desc=str(self.folder), unit="run") as bar:
+        """Show a progress bar of the jobs that have ended, one of each that runs, and a line when one ends."""
+        say(str(self.folder))
+        running: dict[str, ProgressBar] = {}  # by run
+        ended: set[str] = set()
+        with ProgressBar(total=self.total, name=str(self.folder), unit="run", position=0, dynamic_ncols=True) as bar:
             over = False
             while not over:
                 over = self.over.wait(POLL_SECONDS)
-                bar.update(sum(state["state"] not in (NOT_STARTED, RUNNING) for state in self.states()) - bar.n)
+                states = {state["run"]: state for state in self.states() if state["state"] != NOT_STARTED}
+                for run, state in states.items():
+                    if state["state"] == RUNNING and run not in running and not bar.in_lines:
+                        running[run] = ProgressBar(
+                            total=state["iterations"], desc=run, leave=False, dynamic_ncols=True, bar_format=RUNNING_BAR
+                        )
+                    if run in running:
+                        running[run].update(last_iteration(Path(run)) + 1 - running[run].n)
+                    if state["state"] != RUNNING and run not in ended:
+                        ended.add(run)
+                        if run in running:
+                            running.pop(run).close()
+                        evaluation = state.get("evaluation")
+                        say(f"{run}: {state['state']}" + (f", evaluation {evaluation:.1f}" if evaluation else ""))
+                bar.update(len(ended) - bar.n)
+            for each in running.values():
+                each.close()
 
     def states(self) -> list[dict[str, Any]]:
         """The state of every job, in their order; also of those that have not started."""
@@ -119,7 +139,7 @@ class Sweep:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         request_stop(self.folder, number)
-        print("\nthe runs finish their iterations; repeat the signal to stop at once", file=sys.stderr)
+        say("the runs finish their iterations; repeat the signal to stop at once", file=sys.stderr)
 
     def summarise(self, error: BaseException | None) -> int:
         """Print the state of every job and how to run the unfinished ones again; the exit code.
@@ -149,7 +169,8 @@ class Sweep:
             lines += [f"  {line}" for line in rerun]
         summary = io.StringIO()
         for console in (Console(), Console(file=summary, width=160)):
-            console.print(_table(states))
+            for line in _lines(states):
+                console.print(line, soft_wrap=True, highlight=False)
             print(*lines, sep="\n", file=console.file)
         write_atomically(self.folder / "summary.txt", summary.getvalue())
         print(f"this is also in {self.folder / 'summary.txt'}", flush=True)
@@ -315,14 +336,13 @@ def commands(jobs: Sequence[Sequence[str]], hydra_overrides: Sequence[str]) -> l
     return [shlex.join([*how, *hydra_overrides, *(f"{key}={value}" for key, value in line.items())]) for line in lines]
 
 
-def _table(states: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(Column("run", overflow="fold"), "state", Column("evaluation, or what went wrong", overflow="fold"))
+def _lines(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The state of each run in rich's markup, its evaluation or what went wrong; paths last, so that none is cut."""
     for state in states:
-        why = state.get("why", "")
-        if "evaluation" in state:
-            why = "" if state["evaluation"] is None else f"{state['evaluation']:.1f}"
-        colour = COLOURS.get(state["state"], "bold red")
-        table.add_row(escape(state["run"]), f"[{colour}]{state['state']}[/]", escape(why))
+        colour, evaluation = COLOURS.get(state["state"], "bold red"), state.get("evaluation")
+        result = "" if evaluation is None else f"evaluation {evaluation:.1f}"
+        yield f"[{colour}]{state['state']:16}[/] {result:18} {escape(state['run'])}"
+        if "why" in state:
+            yield f"    {escape(state['why'])}"
         if "traceback" in state:
-            table.add_row("", "", f"[dim]see {escape(state['traceback'])}[/]")
-    return table
+            yield f"    [dim]see {escape(state['traceback'])}[/]"

@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from pbrl import network
 from pbrl.ledger import Ledger
 from pbrl.normaliser import Normaliser
 from pbrl.policy import Policy
 from pbrl.run.loop import DivergedError
-from pbrl.run.policy_file import POLICY, save_policy
+from pbrl.run.policy_file import KEPT, save_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.record import Row
 from pbrl.run.settings import ConfigurationError, build, digest, resolve
 from pbrl.seeds import streams
 from pbrl.simulation import tasks
 from pbrl.simulation.simulator import Simulator
-from pbrl.types import Agent, Oracle
+from pbrl.types import Agent, Float32, Oracle
 
 LOG = "preferences"  # the folder of the preference log
 EVALUATION = ("eval_return", "eval_return_std", "seconds_evaluate")  # in the row of an evaluated iteration
@@ -45,7 +46,8 @@ class TrainingRun:
         allow = settings["allow"]
         stream = streams(settings["seed"], "simulation", "teacher", "agent", "evaluation", "calibration")
         env = settings["env"]
-        where = {"task": task_of(env, allow), "steps": env["steps"], "threads": settings["threads"]}
+        self.task = task_of(env, allow)
+        where = {"task": self.task, "steps": env["steps"], "threads": settings["threads"]}
         self.simulator = Simulator(**where, seed=stream["simulation"])
         self.evaluation = Simulator(**where, seed=stream["evaluation"])
         self.calibration = Simulator(**where, seed=stream["calibration"])
@@ -53,6 +55,11 @@ class TrainingRun:
         rng = np.random.default_rng(stream["agent"])
         self.agent = build_agent(settings, self.simulator, rng=rng, iterations=self.iterations, **budget)
         self.policy = self.agent.policy
+        self.first = self.policy.folded(self.agent.parameters).copy()
+        # Evaluation, iteration and parameters of the highest so far; and without the evaluation of a last iteration, in
+        # which a run that is extended equals one that was longer from the start.
+        self.best: dict[str, Any] | None = None
+        self.best_on_schedule: dict[str, Any] | None = None
         teaching = np.random.default_rng(stream["teacher"])
         oracle: Oracle = build(settings["oracle"], allow=allow, rng=teaching, folder=self.folder)
         self.ledger = Ledger(
@@ -71,9 +78,24 @@ class TrainingRun:
                 f"{self.ledger.bits_per_iteration} that an iteration has: bits={answers} grants them"
             )
 
+    def compile(self) -> None:
+        """Compile what an iteration calls, by calling it once, so that no iteration's seconds count it."""
+        simulator = Simulator(self.task, seed=0, threads=1, steps=1)
+        for mean_actions in (False, True):
+            simulator.collect(
+                self.policy,
+                self.agent.parameters[None],
+                np.zeros(1, np.int64),
+                iteration=0,
+                mean_actions=mean_actions,
+                keep=["observations", "actions"],
+            )
+        network.compile_activations()
+
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration; what came of it."""
         agent, ledger, seconds = self.agent, self.ledger, {}
+        self.best = self.best_on_schedule
         budget = ledger.open_iteration(iteration)
         begin = time.perf_counter()
         ledger.calibrate(
@@ -96,9 +118,15 @@ class TrainingRun:
         seconds["learn"] = time.perf_counter() - begin - sum(ledger.seconds.values())
         if self.policy.normaliser is not None and (seen := ledger.observations()) is not None:
             self.policy.normaliser.include(seen)
-        if iteration % self.evaluation_settings["every"] == 0 or iteration == self.iterations - 1:
+        on_schedule = iteration % self.evaluation_settings["every"] == 0
+        if on_schedule or iteration == self.iterations - 1:
             begin = time.perf_counter()
             metrics |= self.evaluate(iteration, self.evaluation_settings["trajectories"])
+            if self.best is None or metrics["eval_return"] > self.best["eval_return"]:
+                parameters = self.policy.folded(agent.parameters).copy()
+                self.best = {"eval_return": metrics["eval_return"], "iteration": iteration, "parameters": parameters}
+            if on_schedule:
+                self.best_on_schedule = self.best
             seconds["evaluate"] = time.perf_counter() - begin
         timed = {f"seconds_{part}": value for part, value in seconds.items()}
         return {"iteration": iteration, **ledger.iteration_metrics(), **metrics, **ledger.counts(), **timed}
@@ -127,12 +155,16 @@ class TrainingRun:
         return f"return {metrics['return_mean']:.1f}" if "return_mean" in metrics else ""
 
     def save(self, iteration: int) -> None:
-        """Leave the policy for others to read."""
-        self.save_policy(self.folder / POLICY, iteration)
+        """Leave the last policy, the first and the best so far for others to read."""
+        self.save_policy(self.folder / KEPT["last"], iteration)
+        self.save_policy(self.folder / KEPT["first"], -1, self.first)
+        if self.best is not None:
+            self.save_policy(self.folder / KEPT["best"], self.best["iteration"], self.best["parameters"])
 
-    def save_policy(self, path: Path, iteration: int) -> None:
-        """Write the current policy's parameters, and what they are of."""
-        parameters = self.policy.folded(self.agent.parameters)
+    def save_policy(self, path: Path, iteration: int, parameters: Float32 | None = None) -> None:
+        """Write a policy's parameters, None for the current ones, and what they are of."""
+        if parameters is None:
+            parameters = self.policy.folded(self.agent.parameters)
         sizes = " ".join(str(size) for size in self.policy.sizes)
         save_policy(path, parameters, task=self.simulator.task, sizes=sizes, iteration=str(iteration))
 
@@ -151,6 +183,7 @@ class TrainingRun:
         """Everything needed to continue exactly."""
         state: dict[str, Any] = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
         state["parameters"] = self.policy.folded(self.agent.parameters)  # for others to read
+        state |= {"best": self.best, "best_on_schedule": self.best_on_schedule}
         if self.policy.normaliser is not None:
             state["normaliser"] = self.policy.normaliser.state_dict()
         return state
@@ -159,6 +192,7 @@ class TrainingRun:
         """Continue from `state_dict()`."""
         self.agent.load_state_dict(state["agent"])
         self.ledger.load_state_dict(state["ledger"])
+        self.best, self.best_on_schedule = state.get("best"), state.get("best_on_schedule")  # 0.1 kept none
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(state["normaliser"])
 

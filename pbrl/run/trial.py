@@ -16,11 +16,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from pbrl.run import sweep
 from pbrl.run.job import stop_signal
 from pbrl.run.record import RecordError, Row, read
+from pbrl.run.terminal import say
 from pbrl.run.training import TrainingRun, task_of
 from pbrl.simulation.simulator import Simulator
 from pbrl.threads import cores, threads_of_a_job
@@ -54,7 +54,7 @@ class Cost(Callback):
             self.hours |= {number: iterations * seconds / 3600 for number, iterations in left.items()}
         at_a_time = jobs_at_a_time(config.hydra.launcher)
         finished = sum(hours == 0 for hours in self.hours.values())
-        tqdm.write(
+        say(
             f"{len(planned.jobs)} runs, {finished} of them finished: the others take about "
             f"{sum(self.hours.values()) / at_a_time:,.1f} hours on this machine, {at_a_time} at a time"
         )
@@ -64,7 +64,7 @@ class Cost(Callback):
         number = int(config.hydra.job.num)
         if number in self.hours and config.hydra.launcher["_target_"].endswith("BasicLauncher"):
             left = sum(hours for other, hours in self.hours.items() if other >= number)
-            tqdm.write(f"run {number + 1} of {len(self.hours)}, about {left:,.1f} hours are left")
+            say(f"run {number + 1} of {len(self.hours)}, about {left:,.1f} hours are left")
 
 
 def job_settings(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def pace(rows: Sequence[Row]) -> float:
 def try_out(settings: Mapping[str, Any], steps: Sequence[int]) -> float:
     """Seconds of an iteration, from iterations with shorter episodes: a straight line through two of them."""
     env = settings["env"]
-    tqdm.write(f"trying how long an iteration takes: {env['name']}, {settings['name']}")
+    say(f"trying how long an iteration takes: {env['name']}, {settings['name']}")
     torch.set_num_threads(settings["threads"])
     whole = Simulator(task_of(env, settings["allow"]), steps=env["steps"], seed=0).steps
     few, more = (min(each, whole) for each in steps)

@@ -10,7 +10,7 @@ import math
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +98,20 @@ def beside(left: Image.Image, right: Image.Image) -> Image.Image:
 
 def frames(
     trajectories: Trajectories,
-    views: Sequence[Iterator[tuple[int, Image.Image]]],
+    views: Mapping[str, Iterator[tuple[int, Image.Image]]],
     *,
     timestep: float,
     heading: Sequence[str],
     preferred: int | None,
 ) -> Iterator[Image.Image]:
-    """One view, or two side by side, below the heading and the true return so far."""
+    """One view, or two side by side, each below its name and the true return so far; all below the heading."""
     so_far = np.pad(np.cumsum(trajectories.task_rewards, axis=1), ((0, 0), (1, 0)))  # [N, T + 1]
-    for moment in zip(*views, strict=True):
+    for moment in zip(*views.values(), strict=True):
         panels = []
-        for row, (step, image) in enumerate(moment):
+        for row, (name, (step, image)) in enumerate(zip(views, moment, strict=True)):
             text = f"{step * timestep:.2f} s   return {so_far[row, step]:.1f} of {trajectories.returns[row]:.1f}"
-            letter = f"{'AB'[row]}   " if len(views) == 2 else ""
             colour = PREFERRED if row == preferred else PLAIN
-            panels.append(caption(image, [letter + text], colour))
+            panels.append(caption(image, [f"{name}   {text}" if name else text], colour))
         yield caption(beside(*panels) if len(panels) == 2 else panels[0], heading)
 
 

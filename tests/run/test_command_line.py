@@ -1,0 +1,79 @@
+"""--help of the programs, and mistakes on their command lines."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+
+from pbrl.run.command_line import help_text
+
+PROGRAMS = {
+    "pbrl.train": (["agent", "env", "oracle", "experiment"], "trajectories: 64 # per iteration, for every agent"),
+    "pbrl.audit": (["oracle", "env", "policy"], "bins: 10 # of each curve"),
+    "pbrl.bench": (["oracle"], "alternations: 5 # turns of each contender; the table has the medians"),
+    "pbrl.ridge": ([], "dimension: 500 # d"),
+    "pbrl.finetune": (["task", "model", "method", "study"], "evaluation: # on the validation set"),
+    "pbrl.finetune.dimension": (["task", "model"], "seeds: 5 # runs for each d'"),
+    "pbrl.finetune.bench": (["task", "model"], "iterations: 10 # per turn"),
+}
+
+
+def said(program: str, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
+    """How the program ends, and what it prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [program, *arguments])
+        patch.delitem(sys.modules, program, raising=False)
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module(program, run_name="__main__")
+    return stop.value.code, capfd.readouterr().out
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_has_examples_own_groups_and_what_settings_mean(program: str, capfd: pytest.CaptureFixture[str]) -> None:
+    groups, comment = PROGRAMS[program]
+    code, out = said(program, ["--help"], capfd)
+    assert code == 0
+    assert f"    python -m {program}" in out  # an example
+    assert comment in out
+    chosen = out.partition("Chosen by name")[2].partition("Set by name")[0]
+    for group in ("agent", "env", "oracle", "experiment", "task", "model", "method", "study", "policy", "hydra"):
+        assert (f"\n  {group}" in chosen) == (group in groups), group
+    assert "hydra" not in out.partition("Set by name")[2].replace("${hydra:", "")
+    assert "\n    _target_" not in out
+
+
+def test_help_shows_the_settings_of_what_is_chosen() -> None:
+    about = {"program": "pbrl.train", "config": "train", "groups": ("agent", "oracle"), "about": "It trains."}
+    text = help_text(["agent=dpo", "--help"], **about)  # type: ignore[arg-type]
+    assert text.startswith("It trains.")
+    assert "agent (now dpo): dpo, ncrs" in text
+    agent = text.partition("agent.NAME=VALUE, of agent=dpo")[2].partition("oracle.NAME=VALUE")[0]
+    assert "hidden_gain: 1.4142135623730951 # of the orthogonal weights: sqrt(2)" in agent  # shared: conf/policy
+    assert "learning_rate:" in agent
+    teacher = text.partition("oracle.NAME=VALUE, of oracle=irrational")[2]
+    assert "eps_mistake: 0.0 # share of answers given the wrong way round" in teacher
+    assert teacher.index("eps_mistake: 0.0") < teacher.index("eps_mistake: 0.1")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "sentence"),
+    [
+        ("pbrl.audit", ["oracle=irational"], "there is no oracle 'irational'; did you mean irrational"),
+        ("pbrl.audit", ["orcale.tau=1"], "orcale.tau: unknown setting"),
+        ("pbrl.audit", ["oracle=replay"], "oracle.log must be given: oracle.log=..."),
+        ("pbrl.audit", ["run=/nowhere"], "/nowhere/preferences holds no comparisons"),
+        ("pbrl.bench", ["tasks=[foo]"], "there is no task 'foo' in DM Control's suite"),
+        ("pbrl.ridge", ["experiment.sed=1"], "experiment.sed: unknown setting; did you mean experiment.seed?"),
+        ("pbrl.finetune", ["method=foo"], "there is no method 'foo'; did you mean mezo"),
+        ("pbrl.finetune", ["iteratons=3"], "iteratons: unknown setting; did you mean iterations?"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(
+    program: str, arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out = said(program, arguments, capfd)
+    assert isinstance(code, str), "which Python prints, and exits with 1"
+    assert sentence in code
+    assert "Error executing job" not in out + capfd.readouterr().err
