@@ -11,7 +11,7 @@ import pytest
 from test_train import PLAIN, Command, record
 
 import pbrl.train
-from pbrl.run import preference_log
+from pbrl.run import preference_log, summary
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.training import TrainingRun
 
@@ -81,7 +81,7 @@ def test_what_is_missing_of_a_finished_run_is_made_again(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(TrainingRun, "save"), (PreferenceLog, "close"), (pbrl.train, "summarise")],
+    [(TrainingRun, "save"), (PreferenceLog, "close"), (summary, "draw_curve")],
     ids=["policy", "log", "curve"],
 )
 def test_killed_after_its_last_checkpoint_a_run_is_finished_by_the_same_command(
