@@ -174,7 +174,7 @@ def curves_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, _: B
     looks = figures.styles(names(runs, "agent"))
     drawn = draw_curves(runs, "iteration", looks, title=title, notes=unequal_budgets(runs, "iteration"))
     write_atomically(folder / f"{protocol}.png", figures.render(drawn, protocol).png)
-    return f"![{title}]({protocol}.png)\n\nMean over seeds of return_mean; shaded, its standard error.\n"
+    return f"![{title}]({protocol}.png)\n\nMean over seeds of return_mean; shaded, its 95 % interval.\n"
 
 
 def robustness_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, bootstrap: Bootstrap) -> str:

@@ -1,6 +1,7 @@
 """From runs to figures, tables and one HTML page.
 
     python -m pbrl.report runs/ [more folders] [--agents ncrs,zpg] [--tasks walker_walk] [--title "My runs"]
+                          [--smooth 10]      means of the last ten iterations
                           [--reference]      beside the reference results
 
 A run's final return is the mean of the last tenth of its `return_mean`. Runs are told apart by task, agent (`name` in
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from pbrl.report import page
+from pbrl.report.chart import DIGEST, SCRIPT
 from pbrl.report.figures import styles
 from pbrl.report.files import Output
 from pbrl.report.ledger import every_run, ledger
@@ -35,6 +38,7 @@ def report(
     *,
     title: str = "pbrl report",
     threshold: float = 0.5,
+    smooth: int = 1,
     results: Path | None = None,
     **selection: Sequence[str],
 ) -> None:
@@ -60,12 +64,14 @@ def report(
     reference, problems = find_reference(results) if results is not None else ([], [])
     output = Output(output_folder, Console(width=None if Console().is_terminal else 132))
     looks = styles(names(runs, "agent"))
-    sections, headlines = {}, []
+    sections, headlines, summaries = {}, [], list[str]()
     for teacher in names(runs, "teacher"):
         output.say(f"\n{teacher} teacher", "bold")
         group = select(runs, teacher=teacher)
-        sections[f"Teacher: {teacher}"] = teacher_section(group, teacher, looks, bootstrap, output, threshold)
-        headlines.append(headline(aggregates(group, teacher, bootstrap), teacher))
+        sections[f"Teacher: {teacher}"] = teacher_section(group, teacher, looks, bootstrap, output, threshold, smooth)
+        headlines.append(headline(table := aggregates(group, teacher, bootstrap), teacher))
+        if len(table.rows) > 1:
+            summaries.append(page.table_html(replace(table, title=f"Over all tasks, {teacher} teacher")))
     if reference:
         sections["Beside the reference"], standings, refused = reference_section(runs, reference, bootstrap, output)
         headlines += standings
@@ -82,9 +88,9 @@ def report(
         if (found := names(runs, kind))
     )
     introduction = page.paragraph(f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {summary}.")
-    introduction += "".join(page.paragraph(sentence) for sentence in headlines if sentence)
+    introduction += "".join(page.paragraph(sentence) for sentence in headlines if sentence) + "".join(summaries)
     introduction += "".join(page.paragraph(warning, "warning") for warning in warnings)
-    write_atomically(output_folder / "index.html", page.page(title, introduction, sections))
+    write_atomically(output_folder / "index.html", page.page(title, introduction, sections, SCRIPT, DIGEST))
     for sentence in filter(None, headlines):
         output.say(sentence, "bold")
     for warning in warnings:
@@ -103,11 +109,14 @@ def main() -> None:
     parser.add_argument("--tasks", default="", help="only these: walker_walk,cheetah_run")
     parser.add_argument("--title", default="pbrl report", help="of the page (pbrl report)")
     parser.add_argument("--threshold", type=float, default=0.5, help="score whose first iteration is shown (0.5)")
+    parser.add_argument("--smooth", type=int, default=1, help="iterations that curves are averaged over (1: none)")
     parser.add_argument("--reference", action="store_true", help="put them beside the results that come with pbrl")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of those results, if it is another")
     arguments = parser.parse_args()
     if arguments.resamples < 1:
         parser.error(f"--resamples must be at least 1, not {arguments.resamples}")
+    if arguments.smooth < 1:
+        parser.error(f"--smooth must be at least 1, not {arguments.smooth}")
     for folder in arguments.folders:
         if not folder.is_dir():
             raise SystemExit(f"pbrl.report: there is no folder {folder}")
@@ -118,6 +127,7 @@ def main() -> None:
             Bootstrap(arguments.resamples, arguments.seed),
             title=arguments.title,
             threshold=arguments.threshold,
+            smooth=arguments.smooth,
             results=arguments.results if arguments.reference else None,
             agent=[name for name in arguments.agents.split(",") if name],
             task=[name for name in arguments.tasks.split(",") if name],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -25,26 +25,68 @@ AXES = {
     "env_steps": "environment steps",
     "seconds": "seconds to collect, ask and learn",
 }
+# What can be drawn: a column of the record, and the label of its axis.
+QUANTITIES = {"return_mean": "return", "eval_return": "return", "teacher_error_rate": "share of answers"}
 PANEL = (2.9, 1.8)  # inches, without the words around it
 THOUSANDS = {1e9: " G", 1e6: " M", 1e3: " k"}
 
 
-def curve(
-    runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean"
-) -> tuple[Float64, Float64, Float64, Bool]:
-    """Mean return and standard error at every cost, and whether all runs have reached it.
+class Curve(NamedTuple):
+    """A mean over runs, with its 95 % interval."""
+
+    at: Float64  # [n] the costs
+    mean: Float64  # [n]
+    low: Float64  # [n]; nan for a single run
+    high: Float64  # [n]
+    complete: Bool  # [n] whether all runs have got that far
+
+
+def curve(runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean", smooth: int = 1) -> Curve:
+    """The mean of a quantity at every cost.
 
     The costs are those of the run that reached the highest; other runs are interpolated between their iterations.
+    smooth: each value is the mean of the last so many of its run.
     """
     known = [np.isfinite(run.metrics[quantity]) for run in runs]
     costs = [run.metrics[axis][each] for run, each in zip(runs, known, strict=True)]
-    values = [run.metrics[quantity][each] for run, each in zip(runs, known, strict=True)]
+    values = [_smoothed(run.metrics[quantity][each], smooth) for run, each in zip(runs, known, strict=True)]
     farthest = max(costs, key=lambda cost: float(cost[-1]))
     at = farthest[farthest >= max(cost[0] for cost in costs)]
     if all(run.finished for run in runs):  # then the curve ends with the cheapest run
         at = at[at <= min(cost[-1] for cost in costs)]
     returns = np.array([np.interp(at, cost, value, right=np.nan) for cost, value in zip(costs, values, strict=True)])
-    return at, np.nanmean(returns, axis=0), stats.standard_error(returns), np.isfinite(returns).all(axis=0)
+    mean, margin = np.nanmean(returns, axis=0), stats.margin_of_mean(returns)
+    lowest, highest = _possible(runs, quantity)
+    low, high = (np.clip(mean + side * margin, lowest, highest) for side in (-1, 1))
+    return Curve(at, mean, low, high, np.isfinite(returns).all(axis=0))
+
+
+def curves_of(runs: Sequence[RecordedRun], axis: str, quantity: str, smooth: int) -> dict[str, dict[str, Curve]]:
+    """The curve of every agent on every task."""
+    return {
+        task: {
+            agent: curve(select(runs, task=task, agent=agent), axis, quantity, smooth)
+            for agent in names(select(runs, task=task), "agent")
+        }
+        for task in names(runs, "task")
+    }
+
+
+def _smoothed(values: Float64, width: int) -> Float64:
+    """The mean of the last `width` values at each, of as many as there are at the beginning."""
+    sums = np.concatenate([[0.0], values.cumsum()])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def _possible(runs: Sequence[RecordedRun], quantity: str) -> tuple[float, float]:
+    """The lowest and highest value that a quantity can have: an interval ends there."""
+    if quantity == "teacher_error_rate":
+        return 0.0, 1.0
+    if min(float(np.nanmin(run.metrics[quantity])) for run in runs) < 0:
+        return -np.inf, np.inf  # LQR's returns are negative
+    return 0.0, max(run.maximum for run in runs)
 
 
 def draw_curves(
@@ -55,9 +97,11 @@ def draw_curves(
     title: str,
     notes: Sequence[str],
     quantity: str = "return_mean",
+    smooth: int = 1,
 ) -> Figure:
-    """The paper's figure: a panel for each task, a line with its standard error for each agent."""
-    tasks = names(runs, "task")
+    """The paper's figure: a panel for each task, a line with its interval for each agent."""
+    drawn = curves_of(runs, axis, quantity, smooth)
+    tasks = list(drawn)
     columns = min(3, len(tasks))
     rows = -(-len(tasks) // columns)
     left, right, between = 0.75, 0.25, (0.6, 0.6)  # inches
@@ -68,9 +112,8 @@ def draw_curves(
         lines = {}
         for panel, task in zip(panels, tasks, strict=False):
             panel.set_title(short(task), y=1.0)
-            for agent in names(select(runs, task=task), "agent"):
-                group = select(runs, task=task, agent=agent)
-                lines[agent] = _draw_curve(panel, *curve(group, axis, quantity), looks[agent])
+            for agent, each in drawn[task].items():
+                lines[agent] = _draw_curve(panel, each, looks[agent])
             panel.set_ylim(bottom=min(0.0, panel.dataLim.y0))
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=axis != "seconds"))
             panel.xaxis.set_major_formatter(_tick)
@@ -79,7 +122,7 @@ def draw_curves(
         for panel in panels[: len(tasks)][-columns:]:
             panel.set_xlabel(AXES[axis])
         for panel in panels[: len(tasks) : columns]:
-            panel.set_ylabel("return")
+            panel.set_ylabel(QUANTITIES[quantity])
         # Everything is placed in inches: matplotlib's own layout takes longer than drawing the curves.
         top = 0.65 + add_title(figure, title)
         bottom = 0.65 + add_legend(figure, dict(sorted(lines.items())), notes, outside=False)
@@ -102,13 +145,12 @@ def _tick(value: float, _: int | None = None) -> str:
     return f"{value:g}"
 
 
-def _draw_curve(
-    panel: Axes, at: Float64, mean: Float64, error: Float64, complete: Bool, look: Mapping[str, Any]
-) -> Any:
+def _draw_curve(panel: Axes, curve: Curve, look: Mapping[str, Any]) -> Any:
     """Solid as far as all seeds have come, dotted beyond; a single point as a point."""
+    at, mean, low, high, complete = curve
     whole = int(complete.sum())  # first the complete part, then the rest
     (line,) = panel.plot(at[:whole], mean[:whole], lw=1.4, marker="." if whole == 1 else None, **look)
     if whole < len(at):
         panel.plot(at[max(whole - 1, 0) :], mean[max(whole - 1, 0) :], lw=1.1, color=look["color"], ls=":")
-    panel.fill_between(at, mean - error, mean + error, color=look["color"], alpha=0.2, lw=0)
+    panel.fill_between(at, low, high, color=look["color"], alpha=0.2, lw=0)
     return line

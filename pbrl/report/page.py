@@ -1,37 +1,16 @@
-"""The page that holds everything: plain HTML without scripts, which loads nothing from outside."""
+"""The page that holds everything: one file, which loads nothing from outside. Its only script draws the curves."""
 
 from __future__ import annotations
 
 import base64
 import html
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pbrl.report.tables import Table
 from pbrl.report.text import printable
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1.2rem; overflow-wrap: anywhere; }
-h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-bottom: 1px solid #ddd; padding-bottom: .3rem; }
-nav a { margin-right: 1rem; display: inline-block; } a { color: #0072B2; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e6e6e6; white-space: nowrap; }
-th { border-bottom: 2px solid #999; } .key { text-align: left; }
-th:first-child, td:first-child { position: sticky; left: 0; background: #fff; } /* stays when the table is scrolled */
-.wide { overflow-x: auto; }
-figure { margin: 1rem 0; } figure div { overflow-x: auto; }
-figure img { max-width: max(100%, 40rem); height: auto; } /* scrolls on a telephone: smaller, it could not be read */
-figcaption, .small { color: #555; font-size: .9rem; max-width: 60rem; }
-.warning { border-left: 4px solid #B03A00; background: #FDF3EC; padding: .5rem .9rem; margin: .6rem 0; }
-pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap; font-size: .85rem; }
-.tabs { display: flex; flex-wrap: wrap; } .tabs > input { position: absolute; opacity: 0; }
-.tabs > label { order: 1; padding: .3rem .9rem; cursor: pointer; border-bottom: 3px solid transparent; color: #0072B2; }
-.tabs > input:checked + label { border-color: #0072B2; color: #222; }
-.tabs > input:focus-visible + label { outline: 2px solid #0072B2; }
-.tabs > div { order: 2; width: 100%; display: none; } .tabs > input:checked + label + div { display: block; }
-@media print { .tabs > div { display: block; } }
-"""
+STYLE = (Path(__file__).parent / "page.css").read_text()
 
 
 def _escape(text: str) -> str:
@@ -72,6 +51,25 @@ def figure(name: str, png: bytes, caption: str) -> str:
     )
 
 
+def with_chart(figure: str, chart: str) -> str:
+    """The figure with curves that can be pointed at in place of its picture."""
+    begin, end = figure.index("<div>"), figure.index("</div>") + len("</div>")
+    return figure[:begin] + chart + figure[end:]
+
+
+def films(shown: Sequence[tuple[Path, str]]) -> str:
+    """Videos inside the page, each with its caption."""
+    parts = []
+    for path, words in shown:
+        source = base64.b64encode(path.read_bytes()).decode()
+        if path.suffix == ".gif":
+            film = f'<img alt="{_escape(words)}" src="data:image/gif;base64,{source}">'
+        else:
+            film = f'<video controls muted loop playsinline src="data:video/mp4;base64,{source}"></video>'
+        parts.append(f"<figure>{film}<figcaption>{_escape(words)}</figcaption></figure>\n")
+    return f'<div class="films">{"".join(parts)}</div>\n'
+
+
 def tabs(group: str, contents: Mapping[str, str]) -> str:
     """Tabs that show one content at a time, without a script."""
     parts = []
@@ -85,8 +83,10 @@ def tabs(group: str, contents: Mapping[str, str]) -> str:
     return f'<div class="tabs">{"".join(parts)}</div>\n'
 
 
-def page(title: str, introduction: str, sections: Mapping[str, str]) -> str:
-    """The whole page, pictures included."""
+def page(title: str, introduction: str, sections: Mapping[str, str], script: str = "", digest: str = "") -> str:
+    """The whole page, pictures included. No script runs in it but the one given, whose SHA-256 is the digest."""
+    scripts = f" 'sha256-{digest}'" if script else " 'none'"
+    policy = f"default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src{scripts}"
     identities = {heading: f"section-{i}" for i, heading in enumerate(sections)}
     links = "".join(f'<a href="#{identity}">{_escape(name)}</a>' for name, identity in identities.items())
     body = "".join(
@@ -95,6 +95,8 @@ def page(title: str, introduction: str, sections: Mapping[str, str]) -> str:
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8"><title>{_escape(title)}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">\n<style>{STYLE}</style>'
-        f"</head><body>\n<h1>{_escape(title)}</h1>\n{introduction}<nav>{links}</nav>\n{body}</body></html>\n"
+        f"</head><body>\n<h1>{_escape(title)}</h1>\n{introduction}<nav>{links}</nav>\n{body}"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )

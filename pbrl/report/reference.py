@@ -66,7 +66,7 @@ def reference_section(
             title=f"Beside the reference, {teacher} teacher",
             notes=notes,
         )
-        caption = f"Mean of return_mean over seeds; shaded, its standard error. Budget: {budget}."
+        caption = f"Mean of return_mean over seeds; shaded, its 95 % interval. Budget: {budget}."
         html += output.figure(file_name("reference", teacher, budget), figure, caption)
         table = tables.returns(group, teacher, "final_return", f"{FINAL}, beside the reference", bootstrap)
         html += output.table(dataclasses.replace(table, name="reference"), file_name(teacher, budget), show=True)

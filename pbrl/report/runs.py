@@ -25,7 +25,7 @@ from pbrl.types import Float64
 
 CHARGES = ("trajectories", "env_steps", "pairs_asked", "bits")
 SECONDS = ("seconds_collect", "seconds_ask", "seconds_learn")
-READ = ("iteration", "return_mean", "eval_return", *CHARGES, *SECONDS)  # columns of the record
+READ = ("iteration", "return_mean", "eval_return", "teacher_error_rate", *CHARGES, *SECONDS)  # columns of the record
 PARSE_OPTIONS = json.ParseOptions(
     explicit_schema=pyarrow.schema([(name, pyarrow.float64()) for name in READ]), unexpected_field_behavior="ignore"
 )
@@ -72,6 +72,13 @@ class RecordedRun:
         """The return of the last evaluation; nan without one."""
         evaluations = self.metrics.get("eval_return", np.empty(0))
         return float(next((value for value in evaluations[::-1] if np.isfinite(value)), np.nan))
+
+    @property
+    def video(self) -> Path | None:
+        """A film of its policy, the newest; None if there is none."""
+        films = [path for name in ("play", "learning") for path in self.folder.glob(f"{name}.*")]
+        films += sorted(self.folder.glob("videos/iteration_*.*"), reverse=True)
+        return next((path for path in films if path.suffix in (".mp4", ".gif") and path.is_file()), None)
 
     @property
     def maximum(self) -> float:

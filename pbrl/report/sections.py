@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pbrl.report import figures, page, tables
+import numpy as np
+
+from pbrl.report import chart, figures, page, tables
 from pbrl.report.curves import AXES, draw_curves
 from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
@@ -20,32 +22,59 @@ from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
 
 FINAL = "Final return: mean over seeds of the last tenth of return_mean"
 EVALUATED = "Evaluated return: mean over seeds of the last eval_return"
+LARGEST_VIDEO = 4_000_000  # bytes, in the page
 RETURNS_NOTE = "Bold: the highest mean of a task. ≈: the mean is within the interval of the highest."
 
 
-def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output) -> str:
-    """The paper's figure, against each kind of cost."""
+def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output, smooth: int) -> str:
+    """The paper's figure, against each kind of cost; evaluations; and how often the teacher was wrong."""
     drawn = {}
+
+    def draw(name: str, shown: Sequence[RecordedRun], caption: str, *, axis: str, quantity: str, **words: Any) -> str:
+        figure = draw_curves(shown, axis, looks, quantity=quantity, smooth=smooth, **words)
+        html = output.figure(name, figure, caption)
+        png = (output.folder / "figures" / f"{name}.png").read_bytes()
+        picture = chart.chart(shown, axis, looks, quantity=quantity, smooth=smooth, png=png, name=name)
+        return page.with_chart(html, picture)
+
     counts = Counter((run.task, run.agent) for run in runs).values()
     seeds = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
+    smoothed = f" of the last {smooth} iterations" if smooth > 1 else ""
+    spread = f"over {seeds} seeds; shaded, its 95 % interval (none for one seed)"
     for axis, label in AXES.items():
         notes = unequal_budgets(runs, axis)
         title = f"Return against {label}, {teacher} teacher"
-        caption = (
-            f"Mean of return_mean over {seeds} seeds; shaded, its standard error (none for one seed); dotted, where "
-            "only some seeds have got that far."
-        )
+        caption = f"Mean of return_mean{smoothed} {spread}; dotted, where only some seeds have got that far."
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
-        figure = draw_curves(runs, axis, looks, title=title, notes=notes)
-        warnings = "".join(page.paragraph(note, "warning") for note in notes)
-        drawn[label] = warnings + output.figure(file_name("curves", axis, teacher), figure, caption)
+        name = file_name("curves", axis, teacher)
+        drawn[label] = draw(name, runs, caption, axis=axis, quantity="return_mean", title=title, notes=notes)
     if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
-        title = f"Evaluated return, {teacher} teacher"
-        figure = draw_curves(evaluated, "iteration", looks, title=title, notes=[], quantity="eval_return")
-        caption = "Mean of eval_return, of the policy's mean actions, over seeds; shaded, its standard error."
-        drawn["evaluation"] = output.figure(file_name("evaluation", teacher), figure, caption)
-    return page.tabs(file_name("curves", teacher), drawn)
+        title, caption = f"Evaluated return, {teacher} teacher", f"Mean of eval_return, of mean actions, {spread}."
+        words = {"axis": "iteration", "quantity": "eval_return", "title": title, "notes": []}
+        drawn["evaluation"] = draw(file_name("evaluation", teacher), evaluated, caption, **words)
+    if answered := [run for run in runs if np.isfinite(run.metrics.get("teacher_error_rate", np.nan)).any()]:
+        title = f"How often the teacher is wrong, {teacher} teacher"
+        caption = (
+            f"Share{smoothed} of the answers that contradict the true order of the two clips, mean {spread}. The rest "
+            "agrees with it. Who compares trajectories that differ little gets more wrong answers."
+        )
+        words = {"axis": "iteration", "quantity": "teacher_error_rate", "title": title, "notes": []}
+        drawn["teacher's errors"] = draw(file_name("teacher", teacher), answered, caption, **words)
+    legend = chart.legend(looks, names(runs, "agent"))
+    return f"<div>{legend}{page.tabs(file_name('curves', teacher), drawn)}</div>\n"  # the legend stays in view in it
+
+
+def videos(runs: Sequence[RecordedRun]) -> str:
+    """A film of each agent on each task: of the first run that has one."""
+    films: dict[tuple[str, str], RecordedRun] = {}
+    for run in runs:
+        if run.video is not None and run.video.stat().st_size <= LARGEST_VIDEO:
+            films.setdefault((run.task, run.agent), run)
+    if not films:
+        return ""
+    shown = [(run.video, f"{task}: {agent}, seed {run.seed}") for (task, agent), run in films.items()]
+    return "<h3>What was learnt</h3>\n" + page.films([(path, words) for path, words in shown if path is not None])
 
 
 def statistics(
@@ -56,14 +85,15 @@ def statistics(
     if not tasks:
         output.say(nothing := "No task has runs of all agents: there are no statistics over tasks.")
         return page.paragraph(nothing, "warning")
-    notes = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
+    budgets = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
+    notes = list(budgets)
     if apart := [task for task in names(runs, "task") if task not in tasks]:
         notes.append(f"Over {', '.join(tasks)} only: some agent has no run of {', '.join(apart)}.")
 
     def words(title: str) -> dict[str, Any]:
         return {"notes": notes, "title": f"{title}, {teacher} teacher"}
 
-    html = "".join(page.paragraph(note, "warning") for note in notes)
+    html = "".join(page.paragraph(note, "warning") for note in notes if note not in budgets)  # which come first
     html += page.paragraph(
         "Scores are final returns divided by the task's maximum (1000, or env.steps). Intervals are 95 %, from a boot"
         f"strap stratified by task ({bootstrap.resamples} resamples, seed {bootstrap.seed}), widened for few seeds.",
@@ -102,9 +132,13 @@ def teacher_section(
     bootstrap: Bootstrap,
     output: Output,
     threshold: float,
+    smooth: int,
 ) -> str:
     """Everything about the runs with one teacher."""
-    html = curves(runs, teacher, looks, output)
+    budgets = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
+    html = "".join(page.paragraph(note, "warning") for note in budgets)
+    html += curves(runs, teacher, looks, output, smooth)
+    html += videos(runs)
     html += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
     html += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
     html += page.paragraph(RETURNS_NOTE, "small")

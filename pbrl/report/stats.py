@@ -108,5 +108,15 @@ def standard_error(values: Float64) -> Float64:
     return np.where(count > 1, np.sqrt(spread / np.maximum(count * (count - 1), 1)), math.nan)
 
 
+def margin_of_mean(values: Float64) -> Float64:
+    """Half the width of Student's 95 % interval of the mean over the first axis, ignoring nan; nan for one value.
+
+    For one task, the bootstrap's widened interval of a mean is this one, up to resampling.
+    """
+    count = np.isfinite(values).sum(axis=0)
+    quantile = stats.t.ppf(0.975, np.maximum(count - 1, 1))
+    return np.asarray(quantile * standard_error(values))
+
+
 def _pooled(benchmark: Benchmark) -> Float64:
     return np.concatenate(benchmark, axis=-1)

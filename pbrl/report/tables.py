@@ -188,7 +188,12 @@ def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
             record = {"teacher": teacher, "agent": agent, "statistic": statistic, "tasks": len(tasks), "runs": count}
             table.records.append({**record, **numbers(estimate)})
     if len(middles) > 1:
-        table.best.add((middles.index(max(middles)), 1))
+        best = middles.index(max(middles))
+        table.best.add((best, 1))
+        lowest = _number(table.records[2 * best]["low"])  # of the interval of the best
+        for row, middle in zip(table.rows, middles, strict=True):
+            if row is not table.rows[best] and middle >= lowest:
+                row[1] += " ≈"
     return table
 
 

@@ -24,6 +24,7 @@ def write_run(
     seed: int = 0,
     settings: dict[str, Any] | None = None,  # by dotted name
     experts: int = 1,
+    errors: Sequence[float] | None = None,  # the teacher's, of each iteration
     drop: Sequence[str] = (),  # columns that the record lacks
 ) -> Path:
     """A run of one iteration for each return, evaluated at the last to be 10 better."""
@@ -49,6 +50,8 @@ def write_run(
             row["eval_return"] = value + 10
         row |= {"trajectories": 64 * (i + 1), "env_steps": 64_000 * (i + 1), "pairs_asked": 32 * (i + 1)}
         row |= {"bits": 32 * experts * (i + 1), "seconds_collect": 2.0, "seconds_ask": 0.5, "seconds_learn": 0.5}
+        if errors is not None:
+            row["teacher_error_rate"] = errors[i]
         rows.append({name: value for name, value in row.items() if name not in drop})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

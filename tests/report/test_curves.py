@@ -16,12 +16,18 @@ from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.runs import load
 
 
-def test_a_curve_is_the_mean_over_seeds_with_its_standard_error(tmp_path: Path) -> None:
-    runs = [load(write_run(tmp_path, returns, seed=seed)) for seed, returns in enumerate([[0.0, 10.0], [2.0, 20.0]])]
-    at, mean, error, complete = curve(runs, "iteration")
+def test_a_curve_is_the_mean_over_seeds_with_its_95_percent_interval(tmp_path: Path) -> None:
+    runs = [
+        load(write_run(tmp_path, returns, seed=seed))
+        for seed, returns in enumerate([[300.0, 400.0], [310.0, 420.0], [320.0, 500.0]])
+    ]
+    at, mean, low, high, complete = curve(runs, "iteration")
     np.testing.assert_array_equal(at, [0, 1])
-    np.testing.assert_array_equal(mean, [1, 15])
-    np.testing.assert_allclose(error, [1, 5])
+    np.testing.assert_array_equal(mean, [310, 440])
+    student = 4.302653  # the 97.5 % quantile with two degrees of freedom
+    errors = np.array([10, np.sqrt(2800)]) / np.sqrt(3)
+    np.testing.assert_allclose(high - mean, student * errors, rtol=1e-5)
+    np.testing.assert_allclose(mean - low, student * errors, rtol=1e-5)
     assert complete.all()
     np.testing.assert_array_equal(curve(runs, "trajectories")[0], [64, 128])
     np.testing.assert_array_equal(curve(runs, "seconds")[0], [3, 6])
@@ -30,36 +36,53 @@ def test_a_curve_is_the_mean_over_seeds_with_its_standard_error(tmp_path: Path) 
 def test_where_only_some_seeds_have_got_the_curve_says_so(tmp_path: Path) -> None:
     whole = load(write_run(tmp_path, [0.0, 10.0, 20.0]))
     part = load(write_run(tmp_path, [2.0, 20.0], seed=1, settings={"iterations": 3}))
-    at, mean, error, complete = curve([whole, part], "iteration")
+    at, mean, low, _, complete = curve([whole, part], "iteration")
     np.testing.assert_array_equal(at, [0, 1, 2])
     np.testing.assert_array_equal(mean, [1, 15, 20])
     np.testing.assert_array_equal(complete, [True, True, False])
-    assert np.isnan(error[2])
+    assert np.isnan(low[2])
 
 
 def test_finished_runs_of_unequal_cost_are_compared_at_equal_cost(tmp_path: Path) -> None:
     slow = load(write_run(tmp_path, [0.0, 10.0, 20.0]))
     fast = load(write_run(tmp_path, [0.0, 10.0, 20.0], seed=1))
     fast = replace(fast, metrics={**fast.metrics, "seconds": np.array([2.0, 4.0, 6.0])})
-    at, mean, _, complete = curve([slow, fast], "seconds")  # 3, 6, 9 seconds, and 2, 4, 6
+    at, mean, _, _, complete = curve([slow, fast], "seconds")  # 3, 6, 9 seconds, and 2, 4, 6
     np.testing.assert_array_equal(at, [3, 6])
     np.testing.assert_array_equal(mean, [(0 + 5) / 2, (10 + 20) / 2])
     assert complete.all()
 
 
 def test_one_seed_has_a_curve_without_a_band(tmp_path: Path) -> None:
-    _, mean, error, _ = curve([load(write_run(tmp_path, [3.0, 4.0]))], "iteration")
+    _, mean, low, high, _ = curve([load(write_run(tmp_path, [3.0, 4.0]))], "iteration")
     np.testing.assert_array_equal(mean, [3, 4])
-    assert np.isnan(error).all()
+    assert np.isnan([low, high]).all()
+
+
+def test_an_interval_ends_where_returns_must(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [returns], seed=seed)) for seed, returns in enumerate([10.0, 990.0])]
+    _, _, low, high, _ = curve(runs, "iteration")
+    assert (low[0], high[0]) == (0.0, 1000.0)
+    below = [load(write_run(tmp_path / "lqr", [returns], seed=seed)) for seed, returns in enumerate([-10.0, -900.0])]
+    assert curve(below, "iteration").low[0] < -900
+
+
+def test_smoothing_is_the_mean_of_the_last_iterations(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [1.0, 3.0, 8.0, 4.0]))]
+    np.testing.assert_allclose(curve(runs, "iteration", smooth=3).mean, [1, 2, 4, 5])
+    np.testing.assert_allclose(curve(runs, "iteration", smooth=100).mean, [1, 2, 4, 4])
+
+
+def test_the_teachers_errors_have_a_curve(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path, [1.0, 2.0], seed=seed, errors=[0.1 + seed / 10, 0.3])) for seed in range(2)]
+    np.testing.assert_allclose(curve(runs, "iteration", "teacher_error_rate").mean, [0.15, 0.3])
 
 
 def test_evaluations_have_a_curve_of_their_own(tmp_path: Path) -> None:
     runs = [load(write_run(tmp_path, returns, seed=seed)) for seed, returns in enumerate([[0.0, 10.0], [2.0, 20.0]])]
-    at, mean, error, complete = curve(runs, "iteration", "eval_return")  # only of the last iteration
+    at, mean, *_ = curve(runs, "iteration", "eval_return")  # only of the last iteration
     np.testing.assert_array_equal(at, [1])
     np.testing.assert_array_equal(mean, [25])
-    np.testing.assert_allclose(error, [5])
-    assert complete.all()
 
 
 @pytest.mark.parametrize("axis", AXES)
