@@ -77,7 +77,7 @@ def _smoothed(values: Float64, width: int) -> Float64:
     sums = np.concatenate([[0.0], values.cumsum()])
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - width, 0)
-    return (sums[ends] - sums[begins]) / (ends - begins)
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
 
 
 def _possible(runs: Sequence[RecordedRun], quantity: str) -> tuple[float, float]:

@@ -51,7 +51,7 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
         drawn[label] = draw(name, runs, caption, axis=axis, quantity="return_mean", title=title, notes=notes)
     if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
         title, caption = f"Evaluated return, {teacher} teacher", f"Mean of eval_return, of mean actions, {spread}."
-        words = {"axis": "iteration", "quantity": "eval_return", "title": title, "notes": []}
+        words: dict[str, Any] = {"axis": "iteration", "quantity": "eval_return", "title": title, "notes": []}
         drawn["evaluation"] = draw(file_name("evaluation", teacher), evaluated, caption, **words)
     if answered := [run for run in runs if np.isfinite(run.metrics.get("teacher_error_rate", np.nan)).any()]:
         title = f"How often the teacher is wrong, {teacher} teacher"

@@ -191,8 +191,8 @@ def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
         best = middles.index(max(middles))
         table.best.add((best, 1))
         lowest = _number(table.records[2 * best]["low"])  # of the interval of the best
-        for row, middle in zip(table.rows, middles, strict=True):
-            if row is not table.rows[best] and middle >= lowest:
+        for row, found in zip(table.rows, middles, strict=True):
+            if row is not table.rows[best] and found >= lowest:
                 row[1] += " ≈"
     return table
 
