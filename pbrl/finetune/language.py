@@ -106,18 +106,32 @@ class LanguageModel(nn.Module):
     """An encoder and its head. `first_tuned`: the lowest tuned layer, len(layers) if only the head is tuned."""
 
     def __init__(
-        self, embeddings: nn.Module, layers: Sequence[nn.Module], head: nn.Module, words: Sequence[int] | None
+        self,
+        embeddings: nn.Module,
+        layers: Sequence[nn.Module],
+        head: nn.Module,
+        words: Sequence[int] | None,
+        positions: nn.Module | None = None,  # number of tokens T -> what to add to attention scores [heads, T, T]
     ) -> None:
         super().__init__()
         self.embeddings, self.layers, self.head, self.words = embeddings, nn.ModuleList(layers), head, words
+        self.positions = positions
         self.first_tuned, self.embeddings_tuned = 0, True
+
+    def mask(self, attend: Tensor) -> Tensor:
+        """What the layers take for `attend`: itself, or the positions' scores with -inf where there is padding."""
+        if self.positions is None:
+            return attend
+        scores: Tensor = self.positions(attend.shape[-1])
+        return scores.masked_fill(~attend, -torch.inf)
 
     def lower(self, ids: Tensor, types: Tensor, attend: Tensor) -> Tensor:
         """The output of the frozen layers: hidden states [B, T, width] below the first tuned layer."""
         kinds = {} if self.words is not None else {"token_type_ids": types}
         hidden: Tensor = self.embeddings(input_ids=ids, **kinds)
+        mask = self.mask(attend)
         for layer in self.layers[: self.first_tuned]:
-            hidden = layer(hidden, attend)
+            hidden = layer(hidden, mask)
         return hidden
 
     @property
@@ -128,16 +142,16 @@ class LanguageModel(nn.Module):
     def states(self, batch: Batch) -> Tensor:
         """The head's input [B, read, width]: the means over the two sentences, or the state at one position."""
         hidden = self.lower(batch.ids, batch.types, batch.attend) if batch.hidden is None else batch.hidden
-        upper = self.layers[self.first_tuned :]
+        upper, mask = self.layers[self.first_tuned :], self.mask(batch.attend)
         if isinstance(self.head, CosineHead):
             for layer in upper:
-                hidden = layer(hidden, batch.attend)
+                hidden = layer(hidden, mask)
             belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
             return belongs @ hidden / belongs.sum(2, keepdim=True).clamp_min(1)
         for layer in upper[:-1]:
-            hidden = layer(hidden, batch.attend)
+            hidden = layer(hidden, mask)
         if len(upper):
-            return at_place(upper[-1], hidden, batch.attend, batch.place)[:, None]
+            return at_place(upper[-1], hidden, mask, batch.place)[:, None]
         return hidden[torch.arange(len(batch.place)), batch.place][:, None]
 
     def forward(self, batch: Batch | States) -> Tensor:
@@ -157,15 +171,18 @@ class LanguageModel(nn.Module):
         if embeddings and layers < len(self.layers):
             raise ConfigurationError("model.tune_embeddings needs all layers above them tuned: model.tuned_layers")
         self.first_tuned, self.embeddings_tuned = len(self.layers) - layers, embeddings
-        below = () if embeddings else self.embeddings.parameters()
+        positions = () if self.positions is None else self.positions.parameters()
+        below = () if embeddings else (*self.embeddings.parameters(), *positions)
         frozen = {id(p) for p in (*below, *self.layers[: self.first_tuned].parameters())}
         for parameter in self.parameters():  # a masked-LM head shares the word embeddings
             parameter.requires_grad_(id(parameter) not in frozen)
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
 
-def at_place(layer: Any, hidden: Tensor, attend: Tensor, place: Tensor) -> Tensor:
+def at_place(layer: Any, hidden: Tensor, mask: Tensor, place: Tensor) -> Tensor:
     """A layer's output [B, width] at one position of each example, for hidden states [B, T, width].
+
+    mask: as of `LanguageModel.mask`, [B, 1, 1, T] bool or [B, heads, T, T].
 
     The head reads one position only, so the last layer needs one query q for each example and attention head, and keys
     and values need not be computed: q (W x_t + b) = (q W) x_t + q b, where the last term is the same for all t; and a
@@ -177,7 +194,10 @@ def at_place(layer: Any, hidden: Tensor, attend: Tensor, place: Tensor) -> Tenso
     q = attention.query(here).view(-1, heads, size)
     query = torch.einsum("bhs,hsw->bhw", q, attention.key.weight.view(heads, size, width))
     scores = query @ hidden.transpose(1, 2) / size**0.5  # [B, heads, T]
-    weights = scores.masked_fill(~attend[:, 0], -torch.inf).softmax(-1)
+    if mask.dtype == torch.bool:
+        weights = scores.masked_fill(~mask[:, :, 0], -torch.inf).softmax(-1)
+    else:
+        weights = (scores + mask[torch.arange(len(place)), :, place]).softmax(-1)
     mean = weights @ hidden  # [B, heads, width]
     values = torch.einsum("bhw,hsw->bhs", mean, attention.value.weight.view(heads, size, width))
     context = values.flatten(1) + attention.value.bias

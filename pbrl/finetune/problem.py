@@ -150,7 +150,8 @@ class Problem:
     def _digest(self, part: _Encoded) -> str:
         """A hash of everything that the output of the frozen layers depends on."""
         digest = hashlib.sha256()
-        below = (self.model.embeddings, *self.model.layers[: self.model.first_tuned])
+        positions = () if self.model.positions is None else (self.model.positions,)
+        below = (self.model.embeddings, *positions, *self.model.layers[: self.model.first_tuned])
         for tensor in (tensor for module in below for tensor in module.state_dict().values()):
             digest.update(tensor.cpu().numpy().tobytes())
         for tokens in part.tokens:
@@ -195,7 +196,9 @@ def build(
     stream = streams(seed, "weights", "minibatches")
     tuned = {"tuned_layers": model["tuned_layers"], "tune_embeddings": model["tune_embeddings"]}
     loaded, reader = pretrained.load(
-        **{k: v for k, v in model.items() if k not in tuned}, seed=as_number(stream["weights"])
+        **{k: v for k, v in model.items() if k not in tuned},
+        cache_folder=cache_folder,
+        seed=as_number(stream["weights"]),
     )
     data = paraphrases.load(**task, rng=np.random.default_rng(0))
     return Problem(

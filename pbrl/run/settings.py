@@ -37,7 +37,7 @@ OFFERED = {
     "agent.policy": ("obs_size", "act_size", "action_bounds"),
     "oracle": ("rng", "folder"),
     "method": ("parameters", "seed", "threads"),
-    "model": ("seed",),
+    "model": ("cache_folder", "seed"),
     "task": ("rng",),
 }
 

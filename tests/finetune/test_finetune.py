@@ -122,8 +122,9 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(tiny: Path, tmp_path:
 
 def load(tiny: Path, kind: str, **changes: Any) -> Any:
     settings: dict[str, Any] = {
-        "name": kind, "source": "hub:none", "path": str(tiny / kind), "layers": 3, "new_layers": 0,
-        "head": "masked", "template": "{first} {mask}, {second}", "words": ["no", "yes"], "max_tokens": 16, "seed": 0,
+        "name": kind, "source": "hub:none", "path": str(tiny / kind), "like": None, "layers": 3,
+        "new_layers": 0, "head": "masked", "template": "{first} {mask}, {second}", "words": ["no", "yes"],
+        "max_tokens": 16, "cache_folder": str(tiny / "cache"), "seed": 0,
     }  # fmt: skip
     return pretrained.load(**{**settings, **changes})
 
