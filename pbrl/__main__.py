@@ -16,7 +16,7 @@ PROGRAMS = {
     "audit": "what a teacher really does: rates, agreement, calibration",
     "reference": "the reference runs that are missing, and the pages made of them",
     "ridge": "the paper's synthetic experiment, and its peers",
-    "finetune": "the paper's language-model experiment; also finetune.dimension, finetune.report, finetune.bench",
+    "finetune": "the paper's language-model experiment; also finetune.study, .dimension, .report, .bench",
     "bench": "how fast everything is, beside its limit",
     "doctor": "is all well on this machine, and what to do if not",
 }

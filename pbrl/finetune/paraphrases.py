@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 LABEL, FIRST, SECOND = (
     ("Quality", "is_duplicate", "label"),
@@ -83,11 +84,19 @@ def put_aside(
     examples: Sequence[Example], number: int, rng: np.random.Generator
 ) -> tuple[list[Example], list[Example]]:
     """Split off a number of random examples with the same share of paraphrases; returns them and the others."""
-    paraphrases, others = ([i for i, each in enumerate(examples) if each.label == label] for label in (1, 0))
-    count = round(number * len(paraphrases) / len(examples))
-    drawn = {*rng.permutation(paraphrases)[:count], *rng.permutation(others)[: number - count]}
-    aside = [example for i, example in enumerate(examples) if i in drawn]
-    return aside, [example for i, example in enumerate(examples) if i not in drawn]
+    drawn = draw_aside(np.array([example.label for example in examples]), number, rng)
+    aside = [example for example, chosen in zip(examples, drawn, strict=True) if chosen]
+    return aside, [example for example, chosen in zip(examples, drawn, strict=True) if not chosen]
+
+
+def draw_aside(labels: NDArray[np.int64], number: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which examples [n] to put aside: a number of random ones, with the same share of paraphrases."""
+    paraphrases, others = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    count = round(number * len(paraphrases) / len(labels))
+    drawn = np.zeros(len(labels), bool)
+    drawn[rng.permutation(paraphrases)[:count]] = True
+    drawn[rng.permutation(others)[: number - count]] = True
+    return drawn
 
 
 def from_files(path: str, malformed: str) -> tuple[list[Example], list[Example] | None]:

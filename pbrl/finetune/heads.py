@@ -1,0 +1,156 @@
+"""Cosine heads with many sets of weights at once: what the search for their weights costs is one matrix product.
+
+The network below the head is frozen, so an example is its two states u and v, known beforehand. With the gain g and
+the shift s of the last LayerNorm, a head gives the scores of `pbrl.finetune.language.CosineHead`:
+
+    x = g u + s,  y = g v + s,  score = slope * <x, y> / (|x| |y|) + bias
+
+Two choices of what is tuned, θ, of R sets of which are evaluated at once:
+
+    Norm       g and s, D = 2 width. <x, y> = <u v, g g> + <u + v, g s> + <s, s>, linear in the features u v and u + v
+    LowRank    an adapter above them (Hu et al. 2022), x + B A x, with a random A [rank, width] that is frozen (Zhang et
+               al. 2023) and B [width, rank] tuned from 0, D = rank width
+
+`Subspace` tunes either along d random orthonormal directions only: θ0 + z P.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Encoded(NamedTuple):
+    """Examples as a frozen network leaves them, and what scores them before tuning."""
+
+    states: Tensor  # [n, 2, width], normalised
+    labels: Tensor  # [n] int64
+    gain: Tensor  # [width] of the last LayerNorm
+    shift: Tensor  # [width]
+
+
+class Head(Protocol):
+    """Cosines of examples under many sets of weights."""
+
+    start: Tensor  # θ0 [D]
+
+    def features(self, states: Tensor) -> tuple[Tensor, ...]:
+        """What is known of examples [n, 2, width] whatever the weights are; [n, ...] each."""
+
+    def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
+        """The cosines [n, R] for weights [R, D]."""
+
+
+class Norm:
+    """Gain and shift are tuned."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.start = torch.cat([encoded.gain, encoded.shift])
+
+    def features(self, states: Tensor) -> tuple[Tensor, ...]:
+        """Of (u, v), (u, u) and (v, v): [n, 3, 2 width]."""
+        u, v = states.unbind(1)
+        return (torch.stack([torch.cat([a * b, a + b], 1) for a, b in ((u, v), (u, u), (v, v))], 1),)
+
+    def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
+        """The cosines [n, R] for weights [R, D]."""
+        gain, shift = theta.chunk(2, 1)
+        products = features[0] @ torch.cat([gain * gain, gain * shift], 1).T + shift.square().sum(1)  # [n, 3, R]
+        xy, xx, yy = products.unbind(1)
+        return xy * (xx * yy).clamp_min(1e-12).rsqrt()
+
+
+class LowRank:
+    """An adapter of low rank is tuned."""
+
+    def __init__(self, encoded: Encoded, *, rank: int, rng: np.random.Generator) -> None:
+        width = len(encoded.gain)
+        self.rank, self.gain, self.shift = rank, encoded.gain, encoded.shift
+        self.down = torch.tensor(rng.standard_normal((width, rank)) / width**0.5, dtype=torch.float32)  # A transposed
+        self.start = torch.zeros(width * rank)
+
+    def features(self, states: Tensor) -> tuple[Tensor, ...]:
+        """x, y [n, 2, width], A x and A y [n, 2, rank], and <x, y>, <x, x>, <y, y> [n, 3]."""
+        both = states * self.gain + self.shift
+        x, y = both.unbind(1)
+        return both, both @ self.down, torch.stack([(x * y).sum(1), (x * x).sum(1), (y * y).sum(1)], 1)
+
+    def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
+        """The cosines [n, R] for weights [R, D]: <x + B a, y + B b> = <x, y> + <Bx, b> + <By, a> + <a, BB b>."""
+        both, down, products = features
+        B = theta.view(len(theta), -1, self.rank)  # [R, width, rank]
+        wide = (len(both), 2, len(theta), self.rank)  # [n, 2, R, rank] of x and y: B x, and BB a
+        up = (both @ B.permute(1, 0, 2).flatten(1)).view(wide)
+        square = (down @ (B.transpose(1, 2) @ B).permute(1, 0, 2).flatten(1)).view(wide)
+        (bx, by), (sa, sb), (a, b) = up.unbind(1), square.unbind(1), down[:, :, None].unbind(1)
+        xy = products[:, 0, None] + (bx * b + by * a + sa * b).sum(2)
+        xx = products[:, 1, None] + ((2 * bx + sa) * a).sum(2)
+        yy = products[:, 2, None] + ((2 * by + sb) * b).sum(2)
+        return xy * (xx * yy).clamp_min(1e-12).rsqrt()
+
+
+class Subspace:
+    """Another head, tuned along d random directions only."""
+
+    def __init__(self, head: Head, *, dimension: int, rng: np.random.Generator) -> None:
+        self.head, self.start = head, torch.zeros(dimension)
+        gaussian = rng.standard_normal((len(head.start), dimension))
+        self.directions = torch.tensor(np.linalg.qr(gaussian)[0].T.copy(), dtype=torch.float32)  # P [d, D]
+
+    def features(self, states: Tensor) -> tuple[Tensor, ...]:
+        """As of the other head."""
+        return self.head.features(states)
+
+    def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
+        """The cosines [n, R] for weights z [R, d]."""
+        return self.head.cosines(self.head.start + theta @ self.directions, features)
+
+
+class Split:
+    """A head, and the training and validation examples of one seed.
+
+    Training examples are shuffled once and cut into minibatches, of which an iteration draws one: a minibatch is then a
+    part of an array, and nothing is copied.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        encoded: Encoded,
+        *,
+        training: np.ndarray[tuple[int], np.dtype[np.int64]],  # indices, in random order
+        validation: np.ndarray[tuple[int], np.dtype[np.int64]],
+        batch_size: int,
+        line: tuple[float, float],  # slope and bias
+    ) -> None:
+        self.head, (self.slope, self.bias) = head, line
+        parts = np.array_split(training, max(1, round(len(training) / batch_size)))
+        self._batches = [self._part(encoded, part) for part in parts]
+        self._validation = self._part(encoded, validation)
+
+    def _part(self, encoded: Encoded, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, ...]:
+        chosen = torch.from_numpy(rows)
+        return encoded.labels[chosen, None].float(), *self.head.features(encoded.states[chosen])
+
+    def losses(self, theta: Tensor, rng: np.random.Generator) -> Tensor:
+        """f_B of weights [R, D] on the minibatch that `rng` draws: the mean cross-entropies [R]."""
+        labels, *features = self._batches[rng.integers(len(self._batches))]
+        scores = self.slope * self.head.cosines(theta, tuple(features)) + self.bias
+        return (functional.softplus(scores) - labels * scores).mean(0)
+
+    @property
+    def majority(self) -> float:
+        """The validation accuracy of always predicting the more frequent class."""
+        share = float(self._validation[0].double().mean())
+        return max(share, 1 - share)
+
+    @torch.inference_mode()
+    def evaluate(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Accuracies and mean cross-entropies [R] on the validation set."""
+        labels, *features = self._validation
+        scores = self.slope * self.head.cosines(theta, tuple(features)) + self.bias
+        return ((scores > 0) == (labels > 0)).float().mean(0), (functional.softplus(scores) - labels * scores).mean(0)

@@ -1,0 +1,495 @@
+"""Do iterations grow with intrinsic dimension, and for which method? The study of docs/finetune.md, as one command.
+
+    python -m pbrl.finetune.study task.path=/folder/with/mrpc
+
+Many settings of different intrinsic dimension k: models, layers kept, layers reinitialised, shares of the data, and
+which weights of the head are tuned. The network below the head is frozen and its output is computed once, so that all
+methods of a setting are evaluated together, in one matrix product (`pbrl.finetune.heads`). Per setting:
+
+    tune      for each tuning seed: SGD, NCRS, MeZO and RSGF with every hyperparameter; the lowest validation loss wins
+    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it has SGD's accuracy
+
+Every seed draws its own validation set, minibatches, subspaces and directions. Each of these pieces is a file in
+`root`, and the same command does what is missing; seeds come in turn, so that an unfinished study has all settings with
+fewer seeds. `python -m pbrl.finetune.study_report` makes the table, the figure and the trend of what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from pbrl.finetune import heads, language, paraphrases, pretrained, said
+from pbrl.finetune.heads import Encoded, Head, Split
+from pbrl.finetune.paraphrases import DataError, Example
+from pbrl.run.files import write_atomically
+from pbrl.run.settings import ConfigurationError, suggest
+from pbrl.search import NCRS, RSGF, Directions, MeZO, Rule, Search
+from pbrl.seeds import streams
+from pbrl.types import Float64
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the study."""
+
+    model: str
+    layers: int  # kept, from the bottom
+    new_layers: int  # reinitialised, from the top
+    share: float  # of the training examples
+    weights: str  # norm, or rank_4 and the like
+    subspace: int | None  # random directions that are tuned; None: all weights
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        tuned = self.weights if self.subspace is None else f"{self.weights}_{self.subspace}"
+        return f"{self.model}-layers_{self.layers}-new_{self.new_layers}-share_{self.share:g}-{tuned}"
+
+
+def settings(entries: Sequence[Mapping[str, Any]]) -> list[Setting]:
+    """All settings of the configuration; lists within an entry are crossed."""
+    names = [field.name for field in fields(Setting)]
+    found = []
+    for entry in entries:
+        if set(entry) != set(names):
+            raise ConfigurationError(f"each of `settings` needs {', '.join(names)}; one has {', '.join(entry)}")
+        values = [entry[name] if isinstance(entry[name], list) else [entry[name]] for name in names]
+        found += [Setting(*chosen) for chosen in itertools.product(*values)]
+    for setting in found:
+        rank = setting.weights.removeprefix("rank_")
+        if setting.weights != "norm" and not (rank != setting.weights and rank.isdigit() and int(rank) > 0):
+            raise ConfigurationError(f"settings: weights must be norm or rank_1, rank_2 ..., not {setting.weights!r}")
+    return found
+
+
+def all_examples(task: Mapping[str, Any]) -> list[Example]:
+    """All examples of the data set; every seed splits them anew."""
+    if task["path"] is None:
+        training, more = paraphrases.from_hub(task["name"], task["hub_name"], task["hub_configuration"])
+        return [*training, *more]
+    training, held_out = paraphrases.from_files(task["path"], task["malformed"])
+    return [*training, *(held_out or [])]
+
+
+# ---------------------------------------------------------------------------------------------- the frozen networks
+
+
+@torch.inference_mode()
+def encode(
+    model: Mapping[str, Any],
+    examples: Sequence[Example],
+    *,
+    layers: Sequence[int],
+    new_layers: int,
+    batch_size: int,
+    cache_folder: Path,
+) -> None:
+    """Write the states of all examples above each of these layers to files, in one pass through the highest of them.
+
+    A state is the mean over a sentence's tokens of what the layer's last LayerNorm makes before its gain and shift.
+    """
+    kept = ("name", "source", "path", "like", "max_tokens")
+    network, reader = pretrained.load(
+        **{key: model[key] for key in kept},
+        layers=max(layers),
+        new_layers=new_layers,
+        head="linear",
+        template=None,
+        words=None,
+        cache_folder=str(cache_folder),
+        seed=0,  # the new layers are part of the setting: all seeds have the same
+    )
+    network.tune(layers=0, embeddings=False)
+    tokens = [reader(example) for example in examples]
+    norms: dict[int, Any] = {layer: network.layers[layer - 1].output.LayerNorm for layer in layers}  # type: ignore[union-attr]
+    batch: language.Batch
+    known: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Callable[..., None]:
+        def hook(norm: nn.LayerNorm, inputs: tuple[Tensor]) -> None:
+            hidden = functional.layer_norm(inputs[0], norm.normalized_shape, eps=norm.eps)
+            belongs = torch.stack([batch.sentence == 0, batch.sentence == 1], 1).to(hidden.dtype)  # [B, 2, T]
+            states = belongs @ hidden / belongs.sum(2, keepdim=True).clamp_min(1)
+            known.setdefault(layer, torch.empty(len(tokens), *states.shape[1:]))[rows] = states
+
+        return hook
+
+    for layer, norm in norms.items():
+        norm.register_forward_pre_hook(keep(layer))
+    labels = torch.tensor([example.label for example in examples])
+    for rows in tqdm(language.by_length(tokens, batch_size), desc=f"states of {model['name']}", leave=False):
+        batch = language.pad([tokens[i] for i in rows], labels[rows], None)
+        network.lower(batch.ids, batch.types, batch.attend)
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    for layer, norm in norms.items():
+        path = states_path(cache_folder, model["name"], layer, new_layers)
+        unfinished = path.with_suffix(".new.npz")
+        gain, shift = (each.detach().numpy() for each in (norm.weight, norm.bias))
+        np.savez(unfinished, states=known[layer].numpy(), labels=labels.numpy(), gain=gain, shift=shift)
+        unfinished.replace(path)
+
+
+def states_path(folder: Path, model: str, layers: int, new_layers: int) -> Path:
+    """Where the states above a layer are."""
+    return folder / f"{model}-layers_{layers}-new_{new_layers}.npz"
+
+
+def load_states(path: Path) -> Encoded:
+    """Read what `encode` wrote."""
+    with np.load(path) as found:
+        return Encoded(*(torch.from_numpy(found[key]) for key in ("states", "labels", "gain", "shift")))
+
+
+# ---------------------------------------------------------------------------------------------- one setting, one seed
+
+
+def build_split(setting: Setting, encoded: Encoded, cfg: Mapping[str, Any], seed: int) -> Split:
+    """The problem of a seed: its own validation set, training set and minibatches; the head is the setting's."""
+    fixed = np.random.default_rng(0)  # what is frozen in the head belongs to the setting
+    head: Head
+    if setting.weights == "norm":
+        head = heads.Norm(encoded)
+    else:
+        head = heads.LowRank(encoded, rank=int(setting.weights.removeprefix("rank_")), rng=fixed)
+    if setting.subspace is not None:
+        head = heads.Subspace(head, dimension=setting.subspace, rng=fixed)
+    rng = np.random.default_rng(streams(seed, "split")["split"])
+    aside = paraphrases.draw_aside(encoded.labels.numpy(), cfg["task"]["validation"], rng)
+    training = rng.permutation(np.flatnonzero(~aside))
+    training = training[: max(1, round(setting.share * len(training)))]
+    first = torch.from_numpy(training[: cfg["head_examples"]])
+    norm = nn.LayerNorm(len(encoded.gain))
+    with torch.no_grad():
+        norm.weight.copy_(encoded.gain)
+        norm.bias.copy_(encoded.shift)
+    line = language.CosineHead(norm)
+    line.fit(encoded.states[first], encoded.labels[first])
+    return Split(
+        head,
+        encoded,
+        training=training,
+        validation=np.flatnonzero(aside),
+        batch_size=cfg["batch_size"],
+        line=(float(line.slope), float(line.bias)),
+    )
+
+
+def evaluations(iterations: int, growth: float) -> list[int]:
+    """When to evaluate: 1, 2, ... at first, then at iterations that grow by a factor, and at the last one."""
+    count = math.ceil(math.log(iterations) / math.log(growth))
+    return sorted({min(iterations, math.ceil(growth**i)) for i in range(count + 1)})
+
+
+class Curves:
+    """Accuracy and validation loss of R runs, evaluated now and then."""
+
+    def __init__(self, split: Split, iterations: int, growth: float) -> None:
+        self.split, self.due = split, evaluations(iterations, growth)
+        self.iterations: list[int] = []
+        self.accuracies: list[Float64] = []
+        self.losses: list[Float64] = []
+
+    def look(self, iteration: int, theta: Tensor) -> bool:
+        """Evaluate weights [R, D] if it is time; iteration: from 1."""
+        if len(self.iterations) == len(self.due) or iteration != self.due[len(self.iterations)]:
+            return False
+        accuracy, loss = (each.double().numpy() for each in self.split.evaluate(theta))
+        self.iterations.append(iteration)
+        self.accuracies.append(np.where(np.isfinite(loss), accuracy, 0.0))
+        self.losses.append(np.nan_to_num(loss, nan=math.inf))
+        return True
+
+    def smoothed(self, values: Sequence[Float64], window: int) -> Float64:
+        """Means of the last `window` evaluations, [evaluations - window + 1, R]."""
+        return np.lib.stride_tricks.sliding_window_view(np.array(values), window, axis=0).mean(-1)  # type: ignore[no-any-return]
+
+
+def run_sgd(split: Split, rates: Sequence[float], *, cfg: Mapping[str, Any], seed: int) -> Curves:
+    """SGD with each learning rate."""
+    curves = Curves(split, cfg["sgd"]["iterations"], cfg["evaluation_growth"])
+    rng = np.random.default_rng(streams(seed, "sgd")["sgd"])
+    theta = split.head.start.repeat(len(rates), 1).requires_grad_()
+    lr = torch.tensor(rates, dtype=torch.float32)[:, None]
+    for iteration in range(1, cfg["sgd"]["iterations"] + 1):
+        (gradient,) = torch.autograd.grad(split.losses(theta, rng).sum(), theta)
+        with torch.no_grad():
+            theta -= lr * gradient.nan_to_num(0.0, 0.0, 0.0)
+        curves.look(iteration, theta.detach())
+    return curves
+
+
+def run_searches(
+    split: Split,
+    rules: Sequence[Rule],
+    *,
+    iterations: int,
+    growth: float,
+    seed: int,
+    progress: Callable[[int], None],
+    over: Callable[[Curves], bool] = lambda curves: False,  # noqa: ARG005
+) -> Curves:
+    """The searches, one run for each rule; all see the same minibatches."""
+    curves = Curves(split, iterations, growth)
+    stream = streams(seed, "minibatches", "directions")
+    minibatches = np.random.default_rng(stream["minibatches"])
+    directions = [np.random.default_rng(each) for each in stream["directions"].spawn(len(rules))]
+    start = split.head.start.numpy()
+    searches = [
+        Search(start, rule=rule, directions=Directions("gaussian"), rng=rng)
+        for rule, rng in zip(rules, directions, strict=True)
+    ]
+    for iteration in range(1, iterations + 1):
+        points = np.stack([point for search in searches for point in search.ask()])  # [2 R, D]
+        with torch.inference_mode():
+            losses = split.losses(torch.from_numpy(points), minibatches).double().numpy()
+        differences = np.nan_to_num(losses[::2] - losses[1::2], nan=0.0, posinf=0.0, neginf=0.0)
+        for search, difference in zip(searches, differences, strict=True):
+            search.tell(difference)
+        progress(1)
+        if curves.look(iteration, torch.from_numpy(np.stack([search.x for search in searches]))) and over(curves):
+            break
+    return curves
+
+
+def run_subspaces(split: Split, *, cfg: Mapping[str, Any], seed: int) -> dict[str, float]:
+    """The best smoothed accuracy of Adam in random subspaces (SAID) by d', and of all weights as "full"."""
+    size, how = len(split.head.start), cfg["dimension"]
+    dimensions = [size // 2**i for i in range(size.bit_length()) if size // 2**i >= how["smallest"]]
+    rng = np.random.default_rng(streams(seed, "subspaces")["subspaces"])
+    weights = [nn.Parameter(split.head.start.clone()) for _ in dimensions]
+    subspaces = [
+        said.Subspace({"weights": each}, layer_of=lambda _: "head", dimension=dimension, rng=rng)
+        for each, dimension in zip(weights, dimensions, strict=True)
+    ]
+    full = nn.Parameter(split.head.start.clone())
+    groups = [
+        {"params": [subspace.z, subspace.scales], "lr": how["length"] / math.sqrt(dimension)}
+        for subspace, dimension in zip(subspaces, dimensions, strict=True)
+    ]
+    optimizer = torch.optim.Adam([*groups, {"params": [full], "lr": how["length"] / math.sqrt(size)}])
+    curves = Curves(split, how["iterations"], cfg["evaluation_growth"])
+    for iteration in range(1, how["iterations"] + 1):
+        for subspace in subspaces:
+            subspace.write()
+        optimizer.zero_grad()
+        split.losses(torch.stack([*weights, full]), rng).sum().backward()  # type: ignore[no-untyped-call]
+        for subspace in subspaces:
+            subspace.pull_back()
+        optimizer.step()
+        curves.look(iteration, torch.stack([*weights, full]).detach())
+    best = curves.smoothed(curves.accuracies, cfg["smoothing"]).max(0)
+    return dict(zip([*map(str, dimensions), "full"], map(float, best), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- hyperparameters
+
+
+def candidates(cfg: Mapping[str, Any], size: int) -> dict[str, list[Row]]:
+    """The hyperparameters to choose from, by method, for D tuned weights."""
+    found: dict[str, list[Row]] = {"sgd": [{"lr": float(lr)} for lr in cfg["sgd"]["lr"]]}
+    found["ncrs"] = [{"lr": float(length) / math.sqrt(size)} for length in cfg["search"]["ncrs"]["length"]]
+    for method in ("mezo", "rsgf"):
+        how = cfg["search"][method]
+        found[method] = [{"lr": float(rate) / size, "mu": float(mu)} for rate in how["rate"] for mu in how["mu"]]
+    return found
+
+
+def rule(method: str, chosen: Row) -> Rule:
+    """The rule of a search with these hyperparameters."""
+    if method == "ncrs":
+        return NCRS(step=chosen["lr"])
+    return (MeZO if method == "mezo" else RSGF)(step=chosen["lr"], radius=chosen["mu"])
+
+
+METHODS = ("ncrs", "mezo", "rsgf")
+
+
+def tune(split: Split, *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> Row:
+    """The lowest smoothed validation loss of every method with every hyperparameter."""
+    choices = candidates(cfg, len(split.head.start))
+
+    def lowest(curves: Curves) -> list[float]:
+        return [float(each) for each in curves.smoothed(curves.losses, cfg["smoothing"]).min(0)]
+
+    sgd = run_sgd(split, [choice["lr"] for choice in choices["sgd"]], cfg=cfg, seed=seed)
+    pairs = [(method, choice) for method in METHODS for choice in choices[method]]
+    how = {"iterations": cfg["search"]["tuning_iterations"], "growth": cfg["evaluation_growth"]}
+    searches = run_searches(split, [rule(*pair) for pair in pairs], seed=seed, progress=progress, **how)
+    found = [("sgd", choice) for choice in choices["sgd"]] + pairs
+    losses = lowest(sgd) + lowest(searches)
+    return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(found, losses, strict=True)]}
+
+
+def choose(tuned: Sequence[Row]) -> dict[str, Row]:
+    """The hyperparameters with the lowest loss, the mean over tuning seeds, by method."""
+    means: dict[str, list[tuple[float, Row]]] = {}
+    for rows in zip(*(each["losses"] for each in tuned), strict=True):
+        choice = {key: value for key, value in rows[0].items() if key not in ("method", "loss")}
+        means.setdefault(rows[0]["method"], []).append((float(np.mean([row["loss"] for row in rows])), choice))
+    return {method: min(losses, key=lambda each: each[0])[1] for method, losses in means.items()}
+
+
+def measure(
+    split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
+) -> Row:
+    """SGD, the subspaces for k, and the searches of one seed, until all are above both targets."""
+    window, majority = cfg["smoothing"], split.majority
+    sgd = run_sgd(split, [chosen["sgd"]["lr"]], cfg=cfg, seed=seed)
+    smoothed = sgd.smoothed(sgd.accuracies, window)[:, 0]
+    targets = {
+        "gain": majority + cfg["share_of_gain"] * (float(smoothed.max()) - majority),
+        "best": float(np.max(sgd.accuracies)),  # the paper's: above SGD's best accuracy
+    }
+
+    def arrivals(curves: Curves) -> dict[str, list[int | None]]:
+        """The iterations [R] until each target, None where it is not reached."""
+        at = np.array(curves.iterations)
+        found: dict[str, list[int | None]] = {"gain": [], "best": []}
+        if len(at) < window:
+            return found
+        steady, raw = curves.smoothed(curves.accuracies, window), np.array(curves.accuracies)
+        for run in range(raw.shape[1]):
+            for target, above, when in (
+                ("gain", steady[:, run] >= targets["gain"], at[window - 1 :]),
+                ("best", raw[:, run] > targets["best"], at),
+            ):
+                found[target].append(int(when[above.argmax()]) if above.any() else None)
+        return found
+
+    def over(curves: Curves) -> bool:
+        found = arrivals(curves)
+        return bool(found["gain"]) and None not in found["gain"] + found["best"]
+
+    searches = run_searches(
+        split,
+        [rule(method, chosen[method]) for method in METHODS],
+        iterations=cfg["search"]["iterations"],
+        growth=cfg["evaluation_growth"],
+        seed=seed,
+        progress=progress,
+        over=over,
+    )
+    start = float(split.evaluate(split.head.start[None])[0])
+    reached = {"sgd": arrivals(sgd)["gain"][0], "sgd_best": int(sgd.iterations[int(np.argmax(sgd.accuracies))])}
+    return {
+        "majority": majority, "start": start, "size": len(split.head.start), "targets": targets,
+        "sgd_accuracy": float(smoothed.max()), "sgd": reached, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
+        "searches": {
+            method: {
+                **{target: times[run] for target, times in arrivals(searches).items()},
+                "iterations": searches.iterations[-1], **chosen[method],
+                "accuracy": float(searches.smoothed(searches.accuracies, window)[:, run].max()),
+            }
+            for run, method in enumerate(METHODS)
+        },
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- the program
+
+
+def pieces(chosen: Sequence[Setting], cfg: Mapping[str, Any]) -> Iterator[tuple[str, Setting, int]]:
+    """What is to be done, in order: all settings with one seed before the next seed."""
+    for stage, seeds in (("tune", cfg["tuning_seeds"]), ("measure", cfg["seeds"])):
+        for seed, setting in itertools.product(seeds, chosen):
+            yield stage, setting, seed
+
+
+def path_of(root: Path, stage: str, setting: Setting, seed: int) -> Path:
+    """The file of a piece."""
+    return root / setting.name / f"{stage}_{seed}.json"
+
+
+def find_missing(chosen: Sequence[Setting], cfg: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Why models cannot be used, such as a package that is not installed, by name."""
+    missing = {}
+    for model in sorted({setting.model for setting in chosen}):
+        if model not in cfg["models"]:
+            raise ConfigurationError(f"settings: unknown model {model!r}; known are {', '.join(cfg['models'])}")
+        node = cfg["models"][model]
+        try:
+            pretrained.find(name=model, source=node["source"], path=node["path"], cache_folder=str(folder))
+        except ConfigurationError as error:
+            missing[model] = str(error)
+    return missing
+
+
+def states_of(setting: Setting, chosen: Sequence[Setting], cfg: Mapping[str, Any], folder: Path) -> Encoded:
+    """The states of a setting, computed if they are not there yet; one pass through a network gives all its layers."""
+    path = states_path(folder, setting.model, setting.layers, setting.new_layers)
+    if not path.exists():
+        network = (setting.model, setting.new_layers)
+        layers = {each.layers for each in chosen if (each.model, each.new_layers) == network}
+        encode(
+            {**cfg["models"][setting.model], "max_tokens": cfg["max_tokens"]},
+            all_examples(cfg["task"]),
+            layers=[setting.layers] if setting.new_layers else sorted(layers),
+            new_layers=setting.new_layers,
+            batch_size=cfg["encoder_batch_size"],
+            cache_folder=folder,
+        )
+    return load_states(path)
+
+
+def run(cfg: Mapping[str, Any]) -> None:
+    """Do every piece that is not there yet."""
+    torch.set_num_threads(cfg["threads"])
+    root, folder = Path(cfg["root"]), Path(cfg["root"]) / "states"
+    chosen = settings(cfg["settings"])
+    missing = find_missing(chosen, cfg, folder)
+    for model, why in missing.items():
+        left_out = sum(each.model == model for each in chosen)
+        print(f"pbrl.finetune.study: {left_out} settings of {model} are left out: {why}", file=sys.stderr)
+    chosen = [each for each in chosen if each.model not in missing]
+    todo = [piece for piece in pieces(chosen, cfg) if not path_of(root, *piece).exists()]
+    work = {"tune": cfg["search"]["tuning_iterations"], "measure": cfg["search"]["iterations"]}
+    with tqdm(total=sum(work[stage] for stage, _, _ in todo), unit="it", mininterval=0.5) as bar:
+        for stage, setting, seed in todo:
+            bar.set_description(f"{setting.name}, {stage}, seed {seed}")
+            before = bar.n
+            split = build_split(setting, states_of(setting, chosen, cfg, folder), cfg, seed)
+            if stage == "tune":
+                found = tune(split, cfg=cfg, seed=seed, progress=bar.update)
+            else:
+                tuned = [json.loads(path_of(root, "tune", setting, s).read_text()) for s in cfg["tuning_seeds"]]
+                found = measure(split, choose(tuned), cfg=cfg, seed=seed, progress=bar.update)
+            path = path_of(root, stage, setting, seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"setting": asdict(setting), "seed": seed, **found}) + "\n")
+            bar.update(work[stage] - (bar.n - before))  # it may have ended early
+
+
+@hydra.main(config_path="pkg://conf", config_name="finetune_study")
+def main(cfg: DictConfig) -> None:
+    """Run the study; errors that a user can mend become messages."""
+    try:
+        run(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    except (ConfigurationError, DataError) as error:
+        raise SystemExit(f"pbrl.finetune.study: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"pbrl.finetune.study: {error.strerror}: {error.filename}; what is done is kept") from None
+
+
+if __name__ == "__main__":
+    try:
+        suggest(sys.argv[1:], ("task",))
+    except ConfigurationError as error:
+        raise SystemExit(f"pbrl.finetune.study: {error}") from None
+    main()

@@ -1,0 +1,230 @@
+"""The answer of the study: its table of settings, the figure, and the exponent of every method.
+
+    python -m pbrl.finetune.study_report runs_finetune_study
+
+Reads what `python -m pbrl.finetune.study` has left so far. k of a setting is d90 of the gain over the majority class,
+from the subspaces of all its seeds. Two targets: `gain`, a share of SGD's gain in smoothed accuracy, and `best`, the
+paper's: above SGD's best accuracy. A run that did not arrive is censored, and `pbrl.finetune.trend` counts it as that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from pbrl.finetune.d90 import D90, d90
+from pbrl.finetune.study import METHODS
+from pbrl.finetune.trend import Trend, fit
+from pbrl.report import page
+from pbrl.report.figures import styles
+from pbrl.report.files import Output
+from pbrl.report.panels import panels
+from pbrl.report.tables import Table
+from pbrl.types import Float64
+
+RESAMPLES = 2000  # of the interval of k
+TARGETS = {"gain": "95 % of SGD's gain, smoothed", "best": "SGD's best accuracy, exceeded"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A setting, and what its seeds found."""
+
+    name: str
+    pieces: Sequence[dict[str, Any]]  # one for each seed
+    dimension: D90
+
+    @property
+    def size(self) -> int:
+        """D, the number of tuned weights."""
+        return int(self.pieces[0]["size"])
+
+    @property
+    def k(self) -> float:
+        """d90 of the gain; never more than D."""
+        return min(self.dimension.value, self.size)
+
+    @property
+    def decides(self) -> bool:
+        """Whether there is something to learn: SGD gains, and most seeds start below the target."""
+        below = [piece["start"] < piece["targets"]["gain"] for piece in self.pieces]
+        return math.isfinite(self.k) and 2 * sum(below) > len(below)
+
+    def taken(self, method: str, target: str) -> tuple[Float64, Float64]:
+        """The iterations of each run, and whether it arrived; of a censored run those that it used."""
+        runs = [piece["searches"][method] for piece in self.pieces]
+        arrived = np.array([run[target] is not None for run in runs])
+        return np.array([float(run[target] or run["iterations"]) for run in runs]), arrived
+
+
+def collect(root: Path) -> list[Measured]:
+    """All settings with at least one measured seed, by k."""
+    found = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        pieces = [json.loads(path.read_text()) for path in sorted(folder.glob("measure_*.json"))]
+        if pieces:
+            subspaces = [piece["subspaces"] for piece in pieces]
+            runs = {int(d): [each[d] for each in subspaces] for d in subspaces[0] if d != "full"}
+            full, majority = [each["full"] for each in subspaces], pieces[0]["majority"]
+            dimension = d90(runs, full=full, majority=majority, resamples=RESAMPLES, seed=0)[1]
+            found.append(Measured(folder.name, pieces, dimension))
+    return sorted(found, key=lambda each: each.k)
+
+
+def trend_of(measured: Sequence[Measured], method: str, target: str, *, against: str = "k") -> Trend | None:
+    """The trend of a method over the settings that decide; None if there are too few. against: k or D."""
+    rows = [(each, *each.taken(method, target)) for each in measured if each.decides]
+    if len(rows) < 4:
+        return None
+    places = [each.k if against == "k" else float(each.size) for each, _, _ in rows]
+    x = np.concatenate([np.full(len(taken), place) for place, (_, taken, _) in zip(places, rows, strict=True)])
+    setting = np.concatenate([np.full(len(taken), float(i)) for i, (_, taken, _) in enumerate(rows)])
+    try:
+        return fit(x, np.concatenate([row[1] for row in rows]), np.concatenate([row[2] for row in rows]), setting)
+    except ValueError:
+        return None
+
+
+def reliability(measured: Sequence[Measured]) -> float:
+    """The share of the variance of log k that is not its own error; by so much an exponent is flattened."""
+    places = np.log([each.k for each in measured])
+    ends = [(each.dimension.low, min(each.dimension.high, each.size)) for each in measured]
+    errors = [(math.log(high / low) / 3.92) ** 2 for low, high in ends if math.isfinite(low)]
+    return float(1 - np.mean(errors) / np.var(places)) if errors and np.var(places) > 0 else math.nan
+
+
+def in_words(taken: Float64, arrived: Float64) -> str:
+    """The median with the range of the runs; one that did not arrive counts as longer than all that did."""
+    order = np.argsort(np.where(arrived, taken, np.inf), kind="stable")
+    words = [f"{taken[i]:,.0f}" if arrived[i] else f"> {taken[i]:,.0f}" for i in order]
+    if len(words) == 1:
+        return words[0]
+    middle = words[(len(words) - 1) // 2]  # of an even number the shorter one
+    return f"{middle} ({words[0]} to {words[-1]})"
+
+
+def table_of_settings(measured: Sequence[Measured]) -> Table:
+    """One line for each setting."""
+    columns = ["setting", "D", "k", "start", "SGD's accuracy", "SGD", *METHODS, "seeds"]
+    made = Table("settings", f"Iterations to {TARGETS['gain']}: median of the seeds (shortest to longest)", columns)
+    for each in measured:
+        sgd = [piece["sgd"]["sgd"] for piece in each.pieces]
+        start, accuracy = (float(np.mean([piece[key] for piece in each.pieces])) for key in ("start", "sgd_accuracy"))
+        made.rows.append([
+            each.name + ("" if each.decides else " (left out)"),
+            f"{each.size}", str(each.dimension), f"{start:.3f}", f"{accuracy:.3f}",
+            in_words(np.array(sgd, float), np.array([when is not None for when in sgd])),
+            *(in_words(*each.taken(method, "gain")) for method in METHODS), str(len(each.pieces)),
+        ])  # fmt: skip
+        for piece in each.pieces:
+            made.records.append(
+                {"setting": each.name, "seed": piece["seed"], "D": each.size, "k": each.k, "k_low": each.dimension.low,
+                 "k_high": each.dimension.high, "decides": each.decides, "majority": piece["majority"],
+                 "start": piece["start"], "sgd_accuracy": piece["sgd_accuracy"], "sgd_iterations": piece["sgd"]["sgd"],
+                 **{f"{method}_{key}": piece["searches"][method][key]
+                    for method in METHODS for key in ("gain", "best", "iterations", "lr", "accuracy")}}
+            )  # fmt: skip
+    return made
+
+
+def table_of_trends(measured: Sequence[Measured]) -> Table:
+    """The exponents of every method, for both targets, against k and against D."""
+    columns = ["target", "method", "against", "exponent", "95 % interval", "settings", "runs", "censored"]
+    made = Table("trends", "Iterations grow as k to the power of the exponent", columns, keys=3)
+    for target in TARGETS:
+        for method in METHODS:
+            for against in ("k", "D"):
+                found = trend_of(measured, method, target, against=against)
+                if found is None:
+                    continue
+                interval = f"{found.low:.2f} to {found.high:.2f}"
+                counts = [str(number) for number in (found.settings, found.runs, found.censored)]
+                made.rows.append([target, method, against, f"{found.exponent:.2f}", interval, *counts])
+                made.records.append({"target": target, "method": method, "against": against, **vars(found)})
+    return made
+
+
+def who_is_first(measured: Sequence[Measured], target: str) -> list[str]:
+    """NCRS beside the others on the same seeds, at equal numbers of evaluations: two in every iteration."""
+    lines = []
+    for other in METHODS[1:]:
+        ours, theirs = (
+            np.concatenate([np.where(arrived, taken, np.inf) for taken, arrived in pairs])
+            for pairs in ([each.taken(m, target) for each in measured if each.decides] for m in ("ncrs", other))
+        )
+        first, later = int((ours < theirs).sum()), int((ours > theirs).sum())
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        ratio = f"{np.exp(np.mean(np.log(ours[both] / theirs[both]))):.2f}" if both.any() else "-"
+        lines.append(
+            f"ncrs is at its target before {other} in {first} of {first + later} runs that differ; where both arrive, "
+            f"it takes {ratio} times the iterations (geometric mean)"
+        )
+    return lines
+
+
+def draw(measured: Sequence[Measured]) -> Figure:
+    """Iterations against k, one panel for each target: every run a point, hollow if censored, and the fitted lines."""
+    figure, axes = panels(len(TARGETS))
+    looks = styles(METHODS)
+    decide = [each for each in measured if each.decides]
+    for axis, (target, title) in zip(axes, TARGETS.items(), strict=True):
+        for shift, (method, look) in zip((0.96, 1.0, 1.04), looks.items(), strict=True):
+            for each in decide:
+                for iterations, arrived in zip(*each.taken(method, target), strict=True):
+                    face = look["color"] if arrived else "none"
+                    axis.plot(each.k * shift, iterations, "o", ms=3.5, color=look["color"], mfc=face, alpha=0.7)
+            label = method
+            if found := trend_of(measured, method, target):
+                x = np.array([min(each.k for each in decide), max(each.k for each in decide)])
+                axis.plot(x, np.exp(found.intercept) * x**found.exponent, **look)
+                label = f"{method}: k^{found.exponent:.2f} [{found.low:.2f}, {found.high:.2f}]"
+            axis.plot([], [], label=label, **look)
+        axis.set(xscale="log", yscale="log", title=title, xlabel="intrinsic dimension k = d90", ylabel="iterations")
+        axis.legend(title="hollow: not arrived", fontsize=8)
+    return figure
+
+
+def report(root: Path) -> None:
+    """Read what is there, print it, and write it to the folder `report`."""
+    measured = collect(root) if root.is_dir() else []
+    if not measured:
+        raise SystemExit(f"pbrl.finetune.study_report: {root} has no measured settings of pbrl.finetune.study")
+    output = Output(root / "report", Console(width=None if Console().is_terminal else 200))
+    found = output.table(table_of_settings(measured), show=True) + output.table(table_of_trends(measured), show=True)
+    flattened = reliability([each for each in measured if each.decides])
+    notes = [
+        *who_is_first(measured, "gain"),
+        f"The error of k itself flattens every exponent against k, to about {flattened:.2f} of what it would be.",
+    ]
+    for note in notes:
+        output.say(note)
+        found += page.paragraph(note)
+    found += output.figure("study", draw(measured), "Every point is a run; a hollow one did not arrive.")
+    output.write_csv()
+    written = page.page("pbrl: iterations and intrinsic dimension", "", {"The study": found})
+    (output.folder / "index.html").write_text(written, encoding="utf-8")
+    output.say(f"The page is {output.folder / 'index.html'}; figures and tables are beside it.", "bold")
+
+
+def main() -> None:
+    """Read the command line."""
+    description = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune.study_report", description=description)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune_study"))
+    try:
+        report(parser.parse_args().folder)
+    except OSError as error:
+        raise SystemExit(f"pbrl.finetune.study_report: {error.strerror}: {error.filename}") from None
+
+
+if __name__ == "__main__":
+    main()

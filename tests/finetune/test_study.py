@@ -1,0 +1,290 @@
+"""The study of intrinsic dimension: heads that agree with the model's own, and a program that goes on where it was."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_language
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from torch import nn
+
+from pbrl.finetune import heads, language, paraphrases, pretrained, study, study_report
+from pbrl.finetune.heads import Encoded
+from pbrl.run.settings import ConfigurationError
+
+
+@pytest.fixture
+def encoded() -> Encoded:
+    rng = torch.Generator().manual_seed(0)
+    states = torch.randn(40, 2, 6, generator=rng)
+    states[:, 1] = states[:, 0] + torch.randn(40, 6, generator=rng)
+    labels = (torch.rand(40, generator=rng) < 0.6).long()
+    return Encoded(states, labels, 1 + 0.3 * torch.randn(6, generator=rng), 0.2 * torch.randn(6, generator=rng))
+
+
+def cosine_head(gain: torch.Tensor, shift: torch.Tensor) -> language.CosineHead:
+    norm = nn.LayerNorm(len(gain))
+    norm.weight, norm.bias = nn.Parameter(gain), nn.Parameter(shift)
+    return language.CosineHead(norm)
+
+
+def test_many_norms_at_once_are_the_models_own_head(encoded: Encoded) -> None:
+    head = heads.Norm(encoded)
+    theta = torch.stack([head.start, head.start + 0.1 * torch.randn(12), torch.randn(12)])
+    found = head.cosines(theta, head.features(encoded.states))
+    expected = [cosine_head(each[:6], each[6:]).cosines(encoded.states) for each in theta]
+    torch.testing.assert_close(found, torch.stack(expected, 1).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_many_adapters_at_once_are_the_adapter_written_out(encoded: Encoded) -> None:
+    head = heads.LowRank(encoded, rank=2, rng=np.random.default_rng(0))
+    theta = torch.stack([head.start, torch.randn(12), 3 * torch.randn(12)])
+    found = head.cosines(theta, head.features(encoded.states))
+    x = encoded.states * encoded.gain + encoded.shift
+    for run, weights in enumerate(theta):
+        u, v = (x + x @ head.down @ weights.view(6, 2).T).unbind(1)
+        torch.testing.assert_close(found[:, run], torch.cosine_similarity(u, v), atol=1e-5, rtol=1e-5)
+    plain = cosine_head(encoded.gain, encoded.shift).cosines(encoded.states)
+    torch.testing.assert_close(found[:, 0], plain.detach(), atol=1e-5, rtol=1e-5)  # it starts as the model is
+
+
+def test_a_subspace_has_orthonormal_directions_and_starts_as_the_head(encoded: Encoded) -> None:
+    head = heads.Norm(encoded)
+    part = heads.Subspace(head, dimension=4, rng=np.random.default_rng(0))
+    torch.testing.assert_close(part.directions @ part.directions.T, torch.eye(4), atol=1e-6, rtol=0)
+    features = head.features(encoded.states)
+    z = torch.randn(3, 4)
+    expected = head.cosines(head.start + z @ part.directions, features)
+    torch.testing.assert_close(part.cosines(z, features), expected)
+    torch.testing.assert_close(part.cosines(part.start[None], features), head.cosines(head.start[None], features))
+
+
+def test_losses_and_accuracies_are_those_of_the_models_own_head(encoded: Encoded) -> None:
+    head = heads.Norm(encoded)
+    split = heads.Split(
+        head, encoded, training=np.arange(30), validation=np.arange(30, 40), batch_size=30, line=(4.0, -1.0)
+    )
+    own = cosine_head(encoded.gain, encoded.shift)
+    own.slope.fill_(4.0)
+    own.bias.fill_(-1.0)
+    with torch.no_grad():
+        scores = own(encoded.states)
+    loss = nn.functional.cross_entropy(scores[:30], encoded.labels[:30])
+    assert split.losses(head.start[None], np.random.default_rng(0)).item() == pytest.approx(loss.item(), abs=1e-5)
+    accuracy, validation_loss = split.evaluate(head.start[None])
+    assert accuracy.item() == pytest.approx((scores[30:].argmax(1) == encoded.labels[30:]).float().mean().item())
+    expected = nn.functional.cross_entropy(scores[30:], encoded.labels[30:])
+    assert validation_loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    small = heads.Split(head, encoded, training=np.arange(30), validation=np.arange(10), batch_size=10, line=(4.0, 0.0))
+    rng = np.random.default_rng(0)
+    drawn = {round(small.losses(head.start[None], rng).item(), 6) for _ in range(40)}
+    assert len(drawn) == 3  # minibatches
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_language.save(folder / "model", "bert", masked=False)
+    tiny_language.write_data(folder / "data.tsv", examples=90)
+    return folder
+
+
+def configuration(tiny: Path, root: Path, *more: str) -> dict[str, Any]:
+    changes = [
+        f"root={root}", f"task.path={tiny / 'data.tsv'}", "task.validation=30", "batch_size=20", "head_examples=20",
+        f"models.minilm.path={tiny / 'model'}", "seeds=[0,1]", "tuning_seeds=[7]", "sgd.iterations=30",
+        "sgd.lr=[0.1,1]", "dimension.iterations=20", "search.iterations=120", "search.tuning_iterations=30",
+        "search.ncrs.length=[0.1,0.4]",
+        "search.mezo={rate:[1,10],mu:[0.01]}", "search.rsgf={rate:[1,10],mu:[0.01]}", "evaluation_growth=1.2",
+        "smoothing=3",
+        "settings=[{model:minilm,layers:[3,2],new_layers:0,share:1.0,weights:norm,subspace:null},"
+        "{model:minilm,layers:3,new_layers:1,share:0.8,weights:rank_2,subspace:8}]",
+        *more,
+    ]  # fmt: skip
+    with initialize_config_module("conf"):
+        cfg: Any = OmegaConf.to_container(compose("finetune_study", overrides=changes), resolve=True)
+    return dict(cfg)
+
+
+def test_the_states_are_those_that_the_cosine_head_reads(tiny: Path, tmp_path: Path) -> None:
+    cfg = configuration(tiny, tmp_path)
+    examples = study.all_examples(cfg["task"])
+    how = {"batch_size": 7, "cache_folder": tmp_path}
+    study.encode(cfg["models"]["minilm"], examples, layers=[2, 3], new_layers=0, **how)
+    for layers in (2, 3):
+        found = study.load_states(study.states_path(tmp_path, "minilm", layers, 0))
+        model, reader = pretrained.load(
+            **{key: cfg["models"]["minilm"][key] for key in ("name", "source", "path", "like", "max_tokens")},
+            layers=layers, new_layers=0, head="cosine", template=None, words=None, cache_folder="", seed=0,
+        )  # fmt: skip
+        batch = language.pad([reader(each) for each in examples], torch.zeros(90, dtype=torch.long), None)
+        with torch.inference_mode():
+            torch.testing.assert_close(found.states, model.states(batch), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.gain, model.head.gain.detach())
+        torch.testing.assert_close(found.shift, model.head.shift.detach())
+        assert found.labels.tolist() == [example.label for example in examples]
+
+
+def test_the_study_does_what_is_missing_and_nothing_twice(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = configuration(tiny, tmp_path / "whole")
+    study.run(cfg)
+    files = {path.relative_to(tmp_path / "whole"): path.read_text() for path in (tmp_path / "whole").rglob("*.json")}
+    assert len(files) == 3 * (1 + 2)
+    study.run({**cfg, "root": str(tmp_path / "parts"), "seeds": [0]})
+    monkeypatch.setattr(study, "encode", None)  # the states are there
+    monkeypatch.setattr(study, "tune", None)
+    study.run({**cfg, "root": str(tmp_path / "parts")})
+    assert {
+        path.relative_to(tmp_path / "parts"): path.read_text() for path in (tmp_path / "parts").rglob("*.json")
+    } == files
+    piece = json.loads(files[Path("minilm-layers_3-new_0-share_1-norm/measure_1.json")])
+    assert piece["size"] == 32
+    assert set(piece["subspaces"]) == {"4", "8", "16", "32", "full"}
+    assert piece["targets"]["gain"] == pytest.approx(
+        piece["majority"] + 0.95 * (piece["sgd_accuracy"] - piece["majority"])
+    )
+    other = json.loads(files[Path("minilm-layers_3-new_1-share_0.8-rank_2_8/measure_1.json")])
+    assert other["size"] == 8
+    assert other["majority"] == piece["majority"]  # every validation set has the same share of paraphrases
+
+
+def test_hyperparameters_are_chosen_by_the_mean_loss_of_the_tuning_seeds() -> None:
+    def tuned(*losses: float) -> dict[str, Any]:
+        names = [("ncrs", {"lr": 1.0}), ("ncrs", {"lr": 2.0}), ("mezo", {"lr": 1.0, "mu": 0.1})]
+        return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(names, losses, strict=True)]}
+
+    assert study.choose([tuned(0.5, 0.6, 0.1), tuned(0.9, 0.7, 0.1)]) == {
+        "ncrs": {"lr": 2.0},
+        "mezo": {"lr": 1.0, "mu": 0.1},
+    }
+
+
+class Steps(study.Curves):
+    """Curves of given accuracies, one evaluation in each iteration."""
+
+    def __init__(self, accuracies: list[float]) -> None:
+        self.iterations, self.accuracies = (
+            list(range(1, len(accuracies) + 1)),
+            [np.array([each]) for each in accuracies],
+        )
+
+
+def test_one_lucky_look_does_not_arrive() -> None:
+    lucky, steady = Steps([0.7, 0.9, 0.7, 0.7, 0.7]), Steps([0.7, 0.7, 0.8, 0.8, 0.8])
+    assert lucky.smoothed(lucky.accuracies, 3).max() == pytest.approx(2.3 / 3)
+    assert steady.smoothed(steady.accuracies, 3)[:, 0].tolist() == pytest.approx([2.2 / 3, 2.3 / 3, 0.8])
+
+
+def test_evaluations_are_as_dense_in_every_factor_of_time() -> None:
+    due = study.evaluations(20000, 1.03)
+    assert due[:5] == [1, 2, 3, 4, 5]
+    assert due[-1] == 20000
+    assert all(later / earlier < 1.035 for earlier, later in itertools.pairwise(due) if earlier > 200)
+    assert len([each for each in due if 1000 < each <= 10000]) == math.floor(math.log(10) / math.log(1.03)) + 1
+
+
+def test_settings_are_crossed_and_wrong_ones_are_named(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    entry = {
+        "model": "a",
+        "layers": [1, 2],
+        "new_layers": 0,
+        "share": 1.0,
+        "weights": ["norm", "rank_2"],
+        "subspace": None,
+    }
+    assert [each.name for each in study.settings([entry])] == [
+        "a-layers_1-new_0-share_1-norm", "a-layers_1-new_0-share_1-rank_2",
+        "a-layers_2-new_0-share_1-norm", "a-layers_2-new_0-share_1-rank_2",
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match="weights must be norm or rank_1"):
+        study.settings([{**entry, "weights": "rank_"}])
+    with pytest.raises(ConfigurationError, match="needs model, layers"):
+        study.settings([{"model": "a"}])
+    with pytest.raises(ConfigurationError, match="unknown model 'a'; known are minilm"):
+        study.run({**configuration(tiny, tmp_path), "settings": [entry]})
+    cfg = configuration(tiny, tmp_path)
+    cfg["models"]["minilm"] |= {"path": None, "source": "package:no_such_package/model"}
+    study.run(cfg)  # says so, and has nothing else to do
+    assert "3 settings of minilm are left out: " in capsys.readouterr().err
+
+
+def test_a_split_keeps_the_share_of_paraphrases() -> None:
+    labels = np.array([1] * 60 + [0] * 30)
+    aside = paraphrases.draw_aside(labels, 30, np.random.default_rng(0))
+    assert (aside.sum(), labels[aside].sum()) == (30, 20)
+    assert (aside != paraphrases.draw_aside(labels, 30, np.random.default_rng(1))).any()
+
+
+def piece(k: int, taken: dict[str, int | None], *, seed: int, start: float = 0.7) -> dict[str, Any]:
+    """What a seed leaves of a setting of dimension k, the same for both targets."""
+    subspaces = {str(d): 0.8 if d >= k else 0.7 for d in (4, 8, 16, 32, 64, 128)}
+    searches = {
+        method: {"gain": when, "best": when, "iterations": when or 5000, "lr": 0.1, "accuracy": 0.8}
+        for method, when in taken.items()
+    }
+    return {
+        "seed": seed, "majority": 0.6, "start": start, "size": 128, "targets": {"gain": 0.75, "best": 0.81},
+        "sgd_accuracy": 0.8, "sgd": {"sgd": 50, "sgd_best": 90}, "subspaces": {**subspaces, "full": 0.8},
+        "searches": searches,
+    }  # fmt: skip
+
+
+def test_the_report_has_the_exponent_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for k in (8, 16, 32, 64, 128):
+        (tmp_path / f"k_{k}").mkdir()
+        for seed in range(3):
+            taken = {"ncrs": 10 * k + seed, "mezo": 100 + seed, "rsgf": None if k == 128 else 20 * k + seed}
+            (tmp_path / f"k_{k}" / f"measure_{seed}.json").write_text(json.dumps(piece(k, taken, seed=seed)))
+    (tmp_path / "idle").mkdir()  # it starts above its target
+    idle = piece(8, {"ncrs": 9, "mezo": 9, "rsgf": 9}, seed=0, start=0.79)
+    (tmp_path / "idle" / "measure_0.json").write_text(json.dumps(idle))
+    (tmp_path / "tuned_only").mkdir()
+    measured = study_report.collect(tmp_path)
+    assert [each.name for each in measured if not each.decides] == ["idle"]
+    # the gain's target is 0.78, eight tenths of the way from 0.7 at k / 2 to 0.8 at k
+    assert {each.name: round(each.k, 1) for each in measured}["k_32"] == round(16 * 2**0.8, 1)
+    ncrs, mezo, rsgf = (study_report.trend_of(measured, method, "gain") for method in study.METHODS)
+    assert ncrs is not None
+    assert mezo is not None
+    assert rsgf is not None
+    assert ncrs.exponent == pytest.approx(1, abs=0.02)
+    assert mezo.exponent == pytest.approx(0, abs=0.02)
+    assert (rsgf.settings, rsgf.runs, rsgf.censored) == (5, 15, 3)
+    assert study_report.trend_of(measured, "ncrs", "gain", against="D") is None  # all have the same D
+    monkeypatch.setattr(sys, "argv", ["study_report", str(tmp_path)])
+    study_report.main()
+    rows = list(csv.DictReader((tmp_path / "report" / "tables" / "settings.csv").read_text().splitlines()))
+    assert len(rows) == 16
+    assert [row["rsgf_gain"] for row in rows if row["setting"] == "k_128"] == ["", "", ""]
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "idle (left out)" in page
+    assert "&gt; 5,000" in page
+    assert "before rsgf in 15 of 15 runs that differ" in page
+
+
+def test_the_median_knows_what_did_not_arrive() -> None:
+    def words(*taken: int | None) -> str:
+        numbers = np.array([float(each or 900) for each in taken])
+        return study_report.in_words(numbers, np.array([each is not None for each in taken]))
+
+    assert words(30, None, 20, 10, 1000) == "30 (10 to > 900)"
+    assert words(None, None, 20) == "> 900 (20 to > 900)"
+    assert words(7) == "7"
+
+
+def test_a_folder_without_a_study_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["study_report", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="has no measured settings"):
+        study_report.main()
