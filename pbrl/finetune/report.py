@@ -5,6 +5,7 @@
 For each setting and method: the hyperparameters with the lowest validation loss in the sweep (runs without a target),
 and, from the runs with a target, the iterations until SGD's accuracy was exceeded. A run that used all its iterations
 before that is censored: the table counts it separately, and the figure shows its number of iterations as a lower bound.
+Every run has a line in a second table, which says why it is not in the first, and a learning curve.
 Everything is written to <folder>/report, in the formats of `pbrl.report`.
 """
 
@@ -27,7 +28,7 @@ from scipy import stats
 
 from pbrl.finetune.d90 import D90
 from pbrl.finetune.dimension import read_off
-from pbrl.finetune.runs import Hyperparameters, TuningRecord, find, losses
+from pbrl.finetune.runs import Hyperparameters, TuningRecord, find_all, losses
 from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output, file_name
@@ -76,10 +77,10 @@ def counts(values: Float64) -> tuple[float, float, float]:
     return float(mean), float(low), float(high)
 
 
-def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
+def collect(every: Sequence[TuningRecord], root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
     """The results of all runs in a folder: cells of the table, and sweeps by task, setting and method."""
     groups: dict[tuple[str, str, str], list[TuningRecord]] = defaultdict(list)
-    for run in find(root):
+    for run in every:
         groups[run.task, run.setting, run.method].append(run)
     sweeps = {key: losses(runs) for key, runs in groups.items()}
     cells = [cell for key, runs in groups.items() if (cell := _cell(root, key, runs, sweeps[key]))]
@@ -88,13 +89,8 @@ def collect(root: Path) -> tuple[list[Cell], dict[tuple[str, str, str], Sweep]]:
 
 def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[TuningRecord], sweep: Sweep) -> Cell | None:
     task, setting, method = key
-    if method == "sgd":
-        chosen = min(sweep, key=lambda choice: sweep[choice]) if sweep else None
-        measured = [run for run in runs if run.finished and run.hyperparameters == chosen]
-    else:
-        measured = [run for run in runs if run.finished and run.target is not None]
-        chosen = measured[0].hyperparameters if measured else None
-        measured = [run for run in measured if run.hyperparameters == chosen]
+    chosen = chosen_of(method, runs, sweep)
+    measured = [run for run in runs if why_not_counted(run, chosen) == ""]
     if chosen is None or not measured:
         return None
     target = measured[0].target
@@ -116,6 +112,61 @@ def _cell(root: Path, key: tuple[str, str, str], runs: Sequence[TuningRecord], s
         read_off(found, RESAMPLES) if found else None,
         found.get("size", math.inf) if found else math.inf,
     )
+
+
+def chosen_of(method: str, runs: Sequence[TuningRecord], sweep: Sweep) -> Hyperparameters | None:
+    """The hyperparameters whose runs are counted: SGD's best, and of others those of their runs with a target."""
+    if method == "sgd":
+        return min(sweep, key=lambda choice: sweep[choice]) if sweep else None
+    return next((run.hyperparameters for run in runs if run.finished and run.target is not None), None)
+
+
+def why_not_counted(run: TuningRecord, chosen: Hyperparameters | None) -> str:
+    """Why a run is not among those whose iterations to SGD's accuracy are counted; empty if it is."""
+    if not run.finished:
+        return "unfinished"
+    if run.method != "sgd" and run.target is None:
+        return "no target"
+    return "" if run.hyperparameters == chosen else "other lr or mu"
+
+
+def every_run(runs: Sequence[TuningRecord], sweeps: Mapping[tuple[str, str, str], Sweep]) -> Table:
+    """One line for each run."""
+    columns = ["setting", "method", "seed", "lr", "mu", "target", "iterations", "best accuracy", "not counted above"]
+    made = Table("runs", "Every run", columns, keys=2)
+    for run in runs:
+        key = run.task, run.setting, run.method
+        group = [each for each in runs if (each.task, each.setting, each.method) == key]
+        why = why_not_counted(run, chosen_of(run.method, group, sweeps[key]))
+        lr, mu = run.hyperparameters
+        ended = f" ({run.ended})" if run.ended else ""
+        numbers = [f"{lr:g}", "-" if mu is None else f"{mu:g}", "-" if run.target is None else f"{run.target:.3f}"]
+        made_of = f"{run.iterations:,} of {run.settings['iterations']:,}{ended}"
+        name = f"{run.task}/{run.setting}"
+        made.rows.append([name, run.method, str(run.seed), *numbers, made_of, f"{run.best_accuracy:.3f}", why])
+        about = {"task": run.task, "setting": run.setting, "method": run.method, "seed": run.seed, "lr": lr, "mu": mu}
+        state = {"target": run.target, "iterations": run.iterations, "ended": run.ended, "not_counted": why}
+        made.records.append({**about, **state, "best_accuracy": run.best_accuracy, "folder": str(run.folder)})
+    return made
+
+
+def draw_curves(runs: Sequence[TuningRecord]) -> dict[str, Figure]:
+    """The learning curves of each setting: validation accuracy against iterations, a line for each run."""
+    drawn = {}
+    for task, setting in sorted({(run.task, run.setting) for run in runs}):
+        here = [run for run in runs if (run.task, run.setting) == (task, setting) and len(run.iteration)]
+        if not here:
+            continue
+        looks = styles(sorted({run.method for run in here}))
+        figure, (axis,) = panels(1)
+        for run in here:
+            first = run.method not in axis.get_legend_handles_labels()[1]
+            label, colour = run.method if first else None, looks[run.method]["color"]
+            axis.plot(run.iteration, run.accuracy, ".-", lw=1, ms=3, alpha=0.8, color=colour, label=label)
+        axis.set(xlabel="iteration", ylabel="validation accuracy", title=f"{task}, {setting}")
+        axis.legend()
+        drawn[file_name("curves", task, setting)] = figure
+    return drawn
 
 
 def table(cells: Sequence[Cell]) -> Table:
@@ -261,20 +312,31 @@ def _finite(value: float) -> float:
 
 def report(root: Path) -> None:
     """Read the runs in a folder, print their results, and write them to its folder `report`."""
-    cells, sweeps = collect(root) if root.is_dir() else ([], {})
-    if not sweeps:
-        raise SystemExit(f"pbrl.finetune.report: {root} has no runs of pbrl.finetune")
+    runs, left_out = find_all(root) if root.is_dir() else ([], {})
+    remarks = [f"Left out: {folder}: {reason}" for folder, reason in left_out.items()]
+    if not runs:
+        raise SystemExit("\n  ".join([f"pbrl.finetune.report: {root} has no runs of pbrl.finetune", *remarks]))
+    cells, sweeps = collect(runs, root)
     output = Output(root / "report", Console(width=None if Console().is_terminal else 160))
     found = output.table(table(cells), show=True)
+    if not cells:
+        output.say(nothing := "No run can be counted yet: that takes finished runs with a target, or of SGD.")
+        found += page.paragraph(nothing, "warning")
     for trend in trends(cells):
         output.say(trend)
         found += page.paragraph(trend)
     if figure := draw_dimensions(cells):
         found += output.figure("intrinsic_dimension", figure, "Censored runs count with their whole budget.")
+    curves = "".join(output.figure(name, figure, "A line for each run.") for name, figure in draw_curves(runs).items())
+    curves += output.table(every_run(runs, sweeps), show=True)
     output.write_csv()
     tuning = "".join(output.figure(name, figure, "") for name, figure in draw_sweeps(sweeps).items())
-    sections = {"Iterations and intrinsic dimension": found, "Sweeps": tuning}
-    written = page.page("pbrl: fine-tuning by comparisons", "", sections)
+    sections = {"Iterations and intrinsic dimension": found, "Every run": curves}
+    sections |= {"Sweeps": tuning} if tuning else {}
+    introduction = "".join(page.paragraph(remark, "warning") for remark in remarks)
+    written = page.page("pbrl: fine-tuning by comparisons", introduction, sections)
+    for remark in remarks:
+        output.say(remark)
     (output.folder / "index.html").write_text(written, encoding="utf-8")
     output.say(f"The page is {output.folder / 'index.html'}; figures and tables are beside it.", "bold")
 

@@ -84,8 +84,23 @@ class TuningRecord:
 
 def find(root: Path) -> list[TuningRecord]:
     """All runs in a folder, sorted by name."""
-    paths = (path.parent for path in sorted(root.rglob("metrics.jsonl")))
-    return [load(path) for path in paths if not ASIDE.search(path.name) and (path / "config.yaml").exists()]
+    return [load(path) for path in _folders(root)]
+
+
+def find_all(root: Path) -> tuple[list[TuningRecord], dict[Path, str]]:
+    """All runs in a folder that can be read, and those that cannot, with the reason."""
+    runs, left_out = [], {}
+    for path in _folders(root):
+        try:
+            runs.append(load(path))
+        except Exception as error:  # whatever is wrong with one folder, the others are shown
+            left_out[path] = " ".join(f"it cannot be read ({type(error).__name__}: {error})".split())
+    return runs, left_out
+
+
+def _folders(root: Path) -> list[Path]:
+    paths = [path.parent for path in sorted(root.rglob("metrics.jsonl"))]
+    return [path for path in paths if not ASIDE.search(path.name) and (path / "config.yaml").exists()]
 
 
 def load(folder: Path) -> TuningRecord:

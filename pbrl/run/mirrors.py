@@ -25,7 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-AXES = ("iteration", "trajectories", "pairs_asked", "env_steps")
+AXES = ("trajectories", "pairs_asked", "env_steps")  # that wandb draws the return against, beside iterations
+# wandb makes a section of panels of what stands before a slash, and has them in the order of their names: evaluations
+# and returns come first. What a metric's name begins with says where it belongs; all others are the agent's own.
+SECTIONS = {"eval_": "eval", "return_": "return", "teacher_": "teacher", "seconds_": "time"}
+BUDGET = ("trajectories", "env_steps", "pairs_asked", "pairs_answered", "bits")
+OWN = "update"
 MODES: dict[str, tuple[Any, ...]] = {
     "auto": (None, "offline"),
     "online": ("online", "offline"),
@@ -185,18 +190,18 @@ class Wandb:
         self.first = self.run.step  # wandb has the rows before this already
         self.step: int | None = None  # of the last row that was sent
         self.make_video, self.videos, self.shown = wandb.Video, record.parent / "videos", set[Path]()
-        for axis in AXES:
-            self.run.define_metric(axis, hidden=True)
+        self.run.define_metric("iteration", hidden=True)
         self.run.define_metric("*", step_metric="iteration")
-        for axis in AXES[1:]:  # wandb draws a metric against one axis only: the return has a name for each
-            self.run.define_metric(f"return_against/{axis}", step_metric=axis)
+        self.run.define_metric("budget/*", step_metric="iteration", hidden=True)  # straight lines: axes, not panels
+        for axis in AXES:  # wandb draws a metric against one axis only: the return has a name for each
+            self.run.define_metric(f"return/against_{axis}", step_metric=f"budget/{axis}")
 
     def write(self, row: Row) -> None:
         """Log the metrics that are numbers, with the iteration as step."""
         if row["iteration"] >= self.first:
             self.step = row["iteration"]
-            returns = {f"return_against/{axis}": row.get("return_mean") for axis in AXES[1:] if axis in row}
-            numbers = {name: value for name, value in {**row, **returns}.items() if value is not None}
+            returns = {f"return_against_{axis}": row.get("return_mean") for axis in AXES if axis in row}
+            numbers = {in_section(name): value for name, value in {**row, **returns}.items() if value is not None}
             self.run.log(numbers, step=self.step)
             self._show_videos()
 
@@ -218,6 +223,18 @@ class Wandb:
                     shutil.rmtree(earlier, ignore_errors=True)
 
 
+def in_section(name: str) -> str:
+    """A metric's name with its section: `seconds_learn` as `time/learn`."""
+    if name == "iteration":
+        return name
+    if name in BUDGET:
+        return f"budget/{name}"
+    for beginning, section in SECTIONS.items():
+        if name.startswith(beginning):
+            return f"{section}/{name.removeprefix(beginning)}"
+    return f"{OWN}/{name}"
+
+
 class TensorBoard:
     """Scalars against the iteration."""
 
@@ -236,7 +253,7 @@ class TensorBoard:
         """Add the metrics that are numbers."""
         for name, value in row.items():
             if value is not None and name != "iteration":
-                self.writer.add_scalar(name, value, row["iteration"])
+                self.writer.add_scalar(in_section(name), value, row["iteration"])
 
     def close(self) -> None:
         """Write everything to disk."""

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from pbrl.finetune import report as finetune_report
 from pbrl.finetune.d90 import D90
 from pbrl.finetune.report import Cell, collect, in_words, trends
-from pbrl.finetune.runs import best_settings, target_of_sgd
+from pbrl.finetune.runs import best_settings, find, target_of_sgd
 from pbrl.run import checkpoint
 from pbrl.run.record import Record
 
@@ -66,7 +66,7 @@ def test_hyperparameters_are_picked_by_validation_loss(root: Path) -> None:
 
 
 def test_iterations_are_counted_and_censored_runs_are_said(root: Path) -> None:
-    cells = {cell.method: cell for cell in collect(root)[0]}
+    cells = {cell.method: cell for cell in collect(find(root), root)[0]}
     assert cells["sgd"].iterations.tolist() == [20, 20]
     assert cells["sgd"].target == pytest.approx(0.81)
     assert cells["mezo"].iterations.tolist() == [20, 40]
@@ -86,9 +86,9 @@ def test_the_command_writes_table_and_figures(root: Path, monkeypatch: pytest.Mo
     # the gain's target is 0.675 + 0.9 * 0.135 = 0.7965, between 0.755 at 64 and 0.8 at 256, on a scale of logarithms
     assert float(rows[0]["d90_gain"]) == pytest.approx(64 * 4 ** ((0.7965 - 0.755) / 0.045))
     names = {path.name for path in (root / "report" / "figures").glob("*.png")}
-    assert names == {"intrinsic_dimension.png", "sweep_mrpc_a.png"}
+    assert names == {"intrinsic_dimension.png", "sweep_mrpc_a.png", "curves_mrpc_a.png"}
     page = (root / "report" / "index.html").read_text()
-    assert page.count("<img") == 2
+    assert page.count("<img") == 3
     assert "20, and 1 of 2 runs not within 20" in page
 
 
@@ -113,3 +113,36 @@ def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"has no runs of pbrl\.finetune"):
         finetune_report.main()
+
+
+def test_every_run_is_shown_and_what_is_not_counted_says_why(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = root / "mrpc" / "a" / "sgd" / "broken"
+    broken.mkdir()
+    (broken / "metrics.jsonl").write_text("{}\n")
+    (broken / "config.yaml").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["pbrl.finetune.report", str(root)])
+    finetune_report.main()
+    with (root / "report" / "tables" / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    reasons = {(row["method"], row["lr"], row["mu"], row["target"]): row["not_counted"] for row in rows}
+    assert reasons["mezo", "2.0", "0.1", ""] == "no target"
+    assert reasons["mezo", "1.0", "0.2", "0.81"] == ""
+    assert reasons["sgd", "0.5", "", ""] == "other lr or mu"
+    page = (root / "report" / "index.html").read_text()
+    assert "Left out: " in page
+    assert str(broken) in " ".join(capsys.readouterr().out.split()).replace(" ", "") or str(broken) in page
+    assert (root / "report" / "figures" / "curves_mrpc_a.png").exists()
+
+
+def test_a_single_run_that_was_not_swept_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a", "mezo", 1.0, 0.2, 0, None, [(0.7, 0.5), (0.8, 0.4)])
+    monkeypatch.setattr(sys, "argv", ["pbrl.finetune.report", str(tmp_path)])
+    finetune_report.main()
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "No run can be counted yet" in page
+    assert "mezo" in page
+    assert "0.800" in page
+    assert 'alt="curves_mrpc_a"' in page

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from pbrl.run.mirrors import mirror_to_tensorboard, mirror_to_wandb
+from pbrl.run.mirrors import in_section, mirror_to_tensorboard, mirror_to_wandb
 from pbrl.run.record import Record, read
 from pbrl.train import command
 
@@ -90,11 +90,28 @@ def wait_for(event):
 def shown(iterations, *, in_wandb=True):
     """What a mirror makes of the rows: wandb has the paper's curve against each axis."""
     against = ("trajectories", "pairs_asked", "env_steps") if in_wandb else ()
+    sections = {"iteration": "iteration", "return_mean": "return/mean"}
+    sections |= {axis: f"budget/{axis}" for axis in ("trajectories", "pairs_asked", "env_steps")}
     return [
-        {name: value for name, value in row.items() if name != "loss"}
-        | {f"return_against/{axis}": row["return_mean"] for axis in against}
+        {sections[name]: value for name, value in row.items() if name != "loss"}
+        | {f"return/against_{axis}": row["return_mean"] for axis in against}
         for row in rows(iterations)
     ]
+
+
+def test_every_metric_has_a_section() -> None:
+    found = {
+        "return_std": "return/std",
+        "eval_return": "eval/return",
+        "eval_return_std": "eval/return_std",
+        "teacher_error_rate": "teacher/error_rate",
+        "seconds_learn": "time/learn",
+        "bits": "budget/bits",
+        "pairs_answered": "budget/pairs_answered",
+        "gradient_norm": "update/gradient_norm",
+        "iteration": "iteration",
+    }
+    assert {name: in_section(name) for name in found} == found
 
 
 @pytest.mark.usefixtures("fakes")
@@ -121,13 +138,11 @@ def test_wandb_is_told_everything_once(tmp_path, path, caplog):
         "dir": str(path.parent),
     }
     assert journal(tmp_path, "define_metric") == [
-        *(
-            {"call": "define_metric", "name": axis, "hidden": True}
-            for axis in ("iteration", "trajectories", "pairs_asked", "env_steps")
-        ),
+        {"call": "define_metric", "name": "iteration", "hidden": True},
         {"call": "define_metric", "name": "*", "step_metric": "iteration"},
+        {"call": "define_metric", "name": "budget/*", "step_metric": "iteration", "hidden": True},
         *(
-            {"call": "define_metric", "name": f"return_against/{axis}", "step_metric": axis}
+            {"call": "define_metric", "name": f"return/against_{axis}", "step_metric": f"budget/{axis}"}
             for axis in ("trajectories", "pairs_asked", "env_steps")
         ),
     ]
@@ -330,7 +345,7 @@ def test_tensorboard_has_every_row_once(path):
     (events,) = path.parent.glob("tensorboard/events.out.tfevents.*")
     expected = {
         name: [(row["iteration"], float(np.float32(row[name]))) for row in shown(range(8), in_wandb=False)]
-        for name in ("return_mean", "trajectories", "pairs_asked", "env_steps")  # without loss, which is nan
+        for name in ("return/mean", "budget/trajectories", "budget/pairs_asked", "budget/env_steps")  # loss is nan
     }
     assert scalars(events) == expected
 
