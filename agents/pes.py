@@ -7,7 +7,7 @@ Strategies as a Scalable Alternative to Reinforcement Learning"), with the teach
     eps_i ~ N(0, I_k)
     one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
     g = mean of the answered score_i eps_i                  (score > 0: the second is preferred)
-    a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / |m|   (z ~ N(0, 1) if answers ignore m)
+    a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / (|m| rms(score))   (z ~ N(0, 1) if answers ignore m)
     m <- beta m + (1 - beta) g
     theta <- theta + a step_t L m / rms(m)
 
@@ -36,7 +36,7 @@ from agents.pairing import by_index
 from pbrl.ledger import Budget
 from pbrl.normaliser import Normaliser
 from pbrl.policy import Policy
-from pbrl.types import Behaviour, Float32, Metrics, join
+from pbrl.types import Behaviour, Float32, Float64, Metrics, join
 
 
 class PES:
@@ -108,8 +108,8 @@ class PES:
             return {"step": 0.0}
         g: Float32 = (scores[:, None] * between)[answers.answered].mean(axis=0, dtype=np.float32)
 
-        # a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / |m|
-        z = math.sqrt(answers.answered.sum()) * float(g @ m) / (_norm(m) or 1.0)
+        # a <- min(1, a exp(rate z)),  z = sqrt(P) <g, m> / (|m| rms(score))
+        z = answers.answered.sum() * float(g @ m) / ((_norm(m) * _norm(scores[answers.answered])) or 1.0)
         self.scale = min(1.0, self.scale * math.exp(self.rate * z))
 
         # m <- beta m + (1 - beta) g
@@ -152,6 +152,6 @@ class PES:
         self.rng.bit_generator.state = state["rng"]
 
 
-def _norm(x: Float32) -> float:
+def _norm(x: Float32 | Float64) -> float:
     """|x|, in double precision."""
     return float(np.linalg.norm(x.astype(np.float64)))

@@ -164,10 +164,10 @@ def test_the_step_adapts_to_whether_answers_agree_with_the_momentum():
     assert agent.scale == 1.0  # there was no momentum to agree with
     for sign in (-1, -1, 1, 1, 1, 1):
         m, before = agent.m.astype(np.float64), agent.scale
-        judge = Judge(lambda theta, m=m: theta @ m, lambda gap, sign=sign: sign * np.sign(gap))
+        judge = Judge(lambda theta, m=m: theta @ m, lambda gap, sign=sign: sign * np.sign(gap) * [0.9, 0.1, 0.5])
         metrics = agent.iterate(judge.budget(iteration=1))
         g = agent.m.astype(np.float64)  # without momentum
-        z = np.sqrt(3) * g @ m / np.linalg.norm(m)
+        z = np.sqrt(3) * g @ m / (np.linalg.norm(m) * np.sqrt((0.81 + 0.01 + 0.25) / 3))
         assert z * sign > 0
         assert metrics["agreement"] == pytest.approx(z, rel=1e-4)
         assert agent.scale == pytest.approx(min(1, before * np.exp(0.1 * z)), rel=1e-5)
@@ -232,10 +232,23 @@ def test_neither_the_order_of_the_pairs_nor_of_the_two_in_a_pair_matters(seed, s
 
 
 def test_the_scale_of_the_scores_does_not_matter():
-    one, other = make(), make()
-    one.iterate(budget_of(scores([1.0, -0.5, 0.2])))
-    other.iterate(budget_of(scores([0.1, -0.05, 0.02])))
-    assert_allclose(one.parameters, other.parameters, atol=1e-6)
+    one, other, rng, scales = make(rate=0.5), make(rate=0.5), np.random.default_rng(1), []
+    for n in range(8):
+        values = rng.uniform(-1, 1, 3)
+        one.iterate(budget_of(scores(values), iteration=n))
+        other.iterate(budget_of(scores(0.1 * values), iteration=n))
+        scales.append(one.scale)
+    assert_allclose(one.parameters, other.parameters, atol=1e-5)
+    assert min(scales) < 0.9
+
+
+def test_agreement_is_standard_normal_if_the_answers_ignore_the_momentum():
+    agent, rng, agreement = make(subspace="last"), np.random.default_rng(1), []
+    for n in range(400):
+        metrics = agent.iterate(budget_of(scores(rng.uniform(-0.3, 0.3, 8)), pairs=8, iteration=n))
+        agreement.append(metrics["agreement"])
+    assert np.mean(agreement[1:]) == pytest.approx(0, abs=4 / 20)
+    assert np.var(agreement[1:]) == pytest.approx(1, abs=4 * np.sqrt(2) / 20)
 
 
 # The budget
