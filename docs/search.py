@@ -2,6 +2,7 @@
 
     python docs/search.py run STUDY ... [--runs docs/search.csv]     every run that is not yet in the file
     python docs/search.py table [STUDY ...] [--runs docs/search.csv]
+    python docs/search.py quadratic                                  the rule for the step, where distances are known
 
 A study is a fractional factorial: every run has a seed of its own and makes every choice one way or the other, so that
 every run speaks about every choice; an effect is from least squares on all choices at once. A run is `python -m
@@ -69,7 +70,7 @@ def resolved(*parts: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in settings.items()]
 
 
-FIXED = ["env=cheetah_run", "env.steps=250", "agent.policy.hidden=[64,64]", "iterations=41"]
+FIXED = ["env=cheetah_run", "env.steps=250", "agent.policy.hidden=[64,64]", "iterations=31"]
 NORMALISED = {"yes": ["normalise_observations=true"], "no": ["normalise_observations=false"]}
 PES = {
     "subspace": {
@@ -78,7 +79,7 @@ PES = {
     },
     "normalised": NORMALISED,
     "rate": {each: [f"agent.rate={each}"] for each in ("0.1", "0")},
-    "momentum": {each: [f"agent.momentum={each}"] for each in ("0", "0.5")},
+    "momentum": {each: [f"agent.momentum={each}"] for each in ("0.5", "0")},
     "groups": {each: [f"agent.groups={each}"] for each in ("4", "1")},
     "votes": {each: [f"agent.votes={each}"] for each in ("1", "2")},
     "sigma": {"x 1": [], "x 2": ["agent.sigma*=2"]},
@@ -90,21 +91,29 @@ NCRS = {
         "all": ["agent.subspace=all", "agent.step.maximum=0.04", "agent.step.minimum=0.004"],
     },
     "normalised": NORMALISED,
-    "adapt": {each: [f"agent.adapt={each}"] for each in ("acceptance", "null")},
+    "adapt": {each: [f"agent.adapt={each}"] for each in ("votes", "null")},
     "votes": {
         "lead of 4": ["agent.at_a_time=4", "agent.lead=4"],
         "all": ["agent.at_a_time=null", "agent.lead=null"],
     },
     "memory": {each: [f"agent.memory={each}"] for each in ("0.3", "0")},
     "actions": {
-        "sampled": ["agent.collect=sampled", "agent.common_start=false"],
         "mean, common start": ["agent.collect=mean", "agent.common_start=true"],
+        "sampled": ["agent.collect=sampled", "agent.common_start=false"],
     },
 }
 STUDIES = {
     "pes": Study(["agent=pes", "agent.normalise=false", *FIXED], PES, runs=16, first_seed=1600),
     "ncrs": Study(["agent=ncrs_adaptive", *FIXED], NCRS, runs=8, first_seed=1700),
 }
+PILOTS = {  # of runs that are in the file and were chosen one after the other
+    "pilot": {
+        "agent": {"ncrs_adaptive": ["agent=ncrs_adaptive"], "pes": ["agent=pes"]},
+        "normalised": {each: [f"normalise_observations={each}"] for each in ("false", "true")},
+        "subspace": {each: ["env=cheetah_run", f"agent.subspace={each}"] for each in ("all", "last", "linear")},
+    },
+}
+PILOTS["pilot_pes"] = {**PILOTS["pilot"], "agent": {"pes": ["agent=pes"]}}
 
 
 def run(names: Sequence[str], path: Path) -> None:
@@ -157,39 +166,82 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def table(name: str, path: Path) -> None:
     """Each level's mean over the runs that had it, and its effect against the choice's first level, at 95 %."""
-    study = STUDIES[name]
-    results = {row["settings"]: float(row["result"]) for row in rows(path) if row["study"] == name}
-    jobs = [(levels, " ".join([*settings, f"seed={seed}"])) for seed, settings, levels in study.jobs()]
-    done = [(levels, results[settings]) for levels, settings in jobs if settings in results]
-    contrasts = [(choice, level) for choice, levels in study.choices.items() for level in list(levels)[1:]]
+    results = {row["settings"]: float(row["result"]) for row in rows(path) if name.startswith(row["study"])}
+    if name in STUDIES:
+        choices = STUDIES[name].choices
+        jobs = [(levels, " ".join([*settings, f"seed={seed}"])) for seed, settings, levels in STUDIES[name].jobs()]
+    else:
+        choices = PILOTS[name]
+        jobs = [(made(choices, settings.split()), settings) for settings in results]
+    done = [(levels, results[settings]) for levels, settings in jobs if levels and settings in results]
+    contrasts = [(choice, level) for choice, levels in choices.items() for level in list(levels)[1:]]
     X = np.array([[1.0, *(levels[choice] == level for choice, level in contrasts)] for levels, _ in done])
     y = np.array([value for _, value in done])
-    effects, *_ = np.linalg.lstsq(X, y, rcond=None)
-    freedom = len(y) - X.shape[1]
+    effects, _, rank, _ = np.linalg.lstsq(X, y, rcond=None)
     half = np.full(len(effects), np.nan)
-    if freedom > 2:
-        variance = ((y - X @ effects) ** 2).sum() / freedom * np.linalg.pinv(X.T @ X).diagonal()
-        half = stats.t.ppf(0.975, freedom) * np.sqrt(variance)
-    print(f"\n{name}: {len(done)} runs\n\n| choice | level | mean | effect |\n|---|---|--:|--:|")
-    for choice, levels in study.choices.items():
+    if rank == X.shape[1] and len(y) > rank + 2:
+        variance = ((y - X @ effects) ** 2).sum() / (len(y) - rank) * np.linalg.inv(X.T @ X).diagonal()
+        half = stats.t.ppf(0.975, len(y) - rank) * np.sqrt(variance)
+    print(f"\n{name}: {len(done)} runs\n\n| choice | level | runs | mean | effect |\n|---|---|--:|--:|--:|")
+    for choice, levels in choices.items():
         for level in levels:
             values = [value for drawn, value in done if drawn[choice] == level]
             effect = ""
             if (choice, level) in contrasts:
                 where = 1 + contrasts.index((choice, level))
                 effect = f"{effects[where]:+.0f} ± {half[where]:.0f}"
-            print(f"| {choice} | {level} | {np.mean(values):.0f} | {effect} |")
+            print(f"| {choice} | {level} | {len(values)} | {np.mean(values):.0f} | {effect} |")
+
+
+def made(choices: Mapping[str, Mapping[str, Sequence[str]]], settings: Sequence[str]) -> dict[str, str]:
+    """Which level of each choice a run's settings have; empty if of some choice none."""
+    levels = {
+        choice: level
+        for choice, known in choices.items()
+        for level, needed in known.items()
+        if {*needed} <= {*settings}
+    }
+    return levels if len(levels) == len(choices) else {}
+
+
+def quadratic() -> None:
+    """What is left of the loss after 100 iterations of PES on a quadratic, by how many steps the optimum is away."""
+    k, P, seeds, step = 108, 32, 16, 0.1
+    curvature = np.geomspace(1, 1000, k)
+    away = (1, 3, 10, 30)
+    print("| momentum | rate |", " | ".join(f"{each} steps away" for each in away), "|\n|--:|--:|" + "--:|" * len(away))
+    for momentum, rate in itertools.product((0.0, 0.5, 0.9), (0.0, 0.1)):
+        left = []
+        for distance in away:
+            rng = np.random.default_rng(0)
+            x = rng.standard_normal((seeds, k)) * distance * step
+            before, m, scale = (curvature * x**2).sum(-1), np.zeros_like(x), np.ones(seeds)
+            for _ in range(100):
+                eps = rng.standard_normal((seeds, P, k))
+                scores = -np.sign(np.einsum("spk,sk->sp", eps, curvature * x))  # of x - sigma eps and x + sigma eps
+                scores *= np.where(rng.random(scores.shape) < 0.1, -1, 1)  # mistakes
+                g = np.einsum("sp,spk->sk", scores, eps) / P
+                z = np.sqrt(P) * (g * m).sum(-1) / np.maximum(np.linalg.norm(m, axis=-1), 1e-12)
+                scale = np.minimum(1, scale * np.exp(rate * z))
+                m = momentum * m + (1 - momentum) * g
+                x += step * scale[:, None] * m / np.sqrt((m**2).mean(-1, keepdims=True))
+            left.append(np.median((curvature * x**2).sum(-1) / before))
+        print(f"| {momentum:g} | {rate:g} |", " | ".join(f"{each:.1%}" for each in left), "|", flush=True)
 
 
 def main() -> None:
     """Run, or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("studies", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    parser.add_argument("what", choices=["run", "table", "quadratic"])
+    parser.add_argument("studies", nargs="*", default=[*PILOTS, *STUDIES], help=f"of {', '.join([*PILOTS, *STUDIES])}")
     parser.add_argument("--runs", type=Path, default=Path("docs/search.csv"))
     options = parser.parse_args()
+    if unknown := {*options.studies} - {*PILOTS, *STUDIES}:
+        parser.error(f"unknown study {', '.join(unknown)}; known are {', '.join([*PILOTS, *STUDIES])}")
     if options.what == "run":
-        run(options.studies, options.runs)
+        run([name for name in options.studies if name in STUDIES], options.runs)
+    elif options.what == "quadratic":
+        quadratic()
     else:
         for name in options.studies:
             table(name, options.runs)
