@@ -127,7 +127,13 @@ def write(path: Path, frames: Iterable[Image.Image], *, seconds: float, title: s
 
 
 def _write_gif(path: Path, frames: Iterator[Image.Image], seconds: float, title: str) -> None:
-    images = [frame.quantize(method=Image.Quantize.FASTOCTREE) for frame in frames]
+    pictures = list(frames)
+    some = pictures[:: -(-len(pictures) // 8)]
+    strip = Image.new("RGB", (pictures[0].width, len(some) * pictures[0].height))
+    for number, each in enumerate(some):
+        strip.paste(each, (0, number * each.height))
+    palette = strip.quantize(128)  # one for all frames, so that what does not move takes no room
+    images = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in pictures]
     ends = np.round(100 * seconds * np.arange(len(images) + 1))  # a GIF's clock ticks in hundredths of a second
     durations = (10 * np.diff(ends)).astype(int).tolist()
     options = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "comment": title}
