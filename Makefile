@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: test check slow bench results clean
+.PHONY: test check slow bench campaign results clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,9 @@ slow: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m pbrl.bench
+
+campaign: .venv/ready # kills, full disks, mutated files, nonsense: some hours; docs/reliability.md
+	$(BIN)/python tests/campaign
 
 results: .venv/ready # the reference runs that are missing: days; safe to stop at any time, the same command goes on
 	$(BIN)/python -m pbrl.reference run

@@ -283,5 +283,10 @@ def main(cfg: DictConfig) -> None:
             raise ConfigurationError(str(error)) from None
 
 
+def command() -> None:
+    """What `python -m pbrl.audit` does."""
+    run_main(main, program="pbrl.audit", config="audit", groups=("oracle", "env", "policy"), about=__doc__ or "")
+
+
 if __name__ == "__main__":
-    run_main(main, program="pbrl.audit", config="audit", groups=("oracle", "env", "policy"), about=__doc__)
+    command()

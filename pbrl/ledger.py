@@ -497,6 +497,8 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
+        if any(not isinstance(count, int) or count < 0 for count in state["counts"].values()):
+            raise ValueError(f"the counts of a ledger are whole numbers, not {state['counts']}")
         self._iteration = state["iteration"]
         self._counts = Counter(state["counts"])
         self._remembered = [Trajectories(**state["remembered"])] if state["remembered"] else []

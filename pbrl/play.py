@@ -51,6 +51,19 @@ def settings_of(run: Path) -> dict[str, Any]:
     return read_settings(run)
 
 
+def check_shape(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that lack what a video needs; `config.yaml` may be anybody's."""
+    for group, key, kind in (("env", "name", str), ("env", "steps", int | None), ("agent", "policy", dict)):
+        node = settings.get(group)
+        if not isinstance(node, dict) or not isinstance(node.get(key), kind):
+            raise PlayError(f"the run's config.yaml has no {group}.{key} that makes sense")
+    if "_target_" not in settings["agent"]["policy"]:
+        raise PlayError("the run's config.yaml does not say what agent.policy is")
+    for key in ("name", "seed", "oracle", "calibration"):
+        if key not in settings:
+            raise PlayError(f"the run's config.yaml has no {key}")
+
+
 def destination(options: argparse.Namespace) -> Path:
     """Where the video goes, in a format that can be written."""
     can_mp4 = video.encoder() is not None
@@ -156,6 +169,7 @@ def play(options: argparse.Namespace) -> Path:
     """Film a run; where the video is."""
     run: Path = options.run
     settings, output = settings_of(run), destination(options)
+    check_shape(settings)
     task, agent = settings["env"]["name"], settings["agent"]
     check_targets([agent["policy"], settings["env"]], "the run's config.yaml", allow=options.allow)
     os.environ["MUJOCO_GL"] = gl.choose()

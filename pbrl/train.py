@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -219,6 +220,9 @@ def command() -> None:
     try:
         with sweep.summary_at_end(), execution_whitelist([*command_line.TRUSTED_BY_HYDRA]):
             main()
+    except KeyboardInterrupt:
+        print("\npbrl.train: stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except Exception as error:
         ours = any(
             frame.name == main.__name__ and frame.filename == __file__ for frame in extract_tb(error.__traceback__)

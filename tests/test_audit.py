@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_module
 from teachers import RATIONAL
 
 from oracles import links
-from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, rates, share, write
+from pbrl.audit import agreement, ask, audit_run, audit_teacher, calibration, command, rates, share, write
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.types import Answers, Preferences, Question, Reason
 from tests.fake_simulator import FakeSimulator
@@ -168,3 +168,11 @@ def test_a_finished_run_is_audited_from_any_folder(tmp_path):
     assert "mistaken, of all judged" in result.stdout
     assert {path.name for path in (run / "audit").iterdir()} == {"audit.csv", "audit.png", "audit.svg"}
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+@pytest.mark.parametrize("argument", ["oracel=rational", "run=${nope}", "bins=${", "oracle.eps_mistake=7"])
+def test_nonsense_is_answered_with_a_sentence(argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pbrl.audit", "env=pendulum_swingup", "env.steps=2", argument])
+    with pytest.raises(SystemExit, match=r"^pbrl\.audit: "):
+        command()

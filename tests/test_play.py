@@ -436,3 +436,17 @@ def test_where_nothing_can_draw_the_message_names_the_packages(run: Path) -> Non
         assert package in result.stderr
     assert "Traceback" not in result.stderr
     assert not (run / "play.gif").exists()
+
+
+@pytest.mark.parametrize("node", ["env", "agent", "name", "oracle"])
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1])
+def test_settings_of_any_shape_are_refused_or_shown(run: Path, studio: Studio, node: str, value: Any) -> None:
+    """A run folder may be anybody's."""
+    del studio
+    cfg = yaml.safe_load((run / "config.yaml").read_text())
+    cfg[node] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+    if node in ("env", "agent"):
+        assert "the run's config.yaml has no" in refused(str(run))
+    else:
+        main([str(run), "--steps", "2", "--size", "64x64"])

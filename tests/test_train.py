@@ -448,3 +448,47 @@ def test_a_learner_that_diverges_ends_its_run_with_a_sentence_and_keeps_its_last
     assert train(arguments, tmp_path / "whole")[0] == 0
     assert train(arguments, tmp_path)[0] == 0  # with a learner that does not
     assert record(folder) == record(tmp_path / "whole" / folder.relative_to(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "forged", [{"record": 3.0}, {"ledger": None}, {"agent": {}}, {"ledger": {"counts": {"x": 0.5}}}]
+)
+def test_a_forged_state_is_refused_in_a_sentence(forged: dict[str, Any], train: Command, tmp_path: Path) -> None:
+    """With all hashes right."""
+    arguments, folder = [*PLAIN, "iterations=3"], tmp_path / "runs/pendulum_swingup/ncrs/irrational/seed_0"
+    assert train(arguments, tmp_path)[0] == 0
+    saved = checkpoint.load(folder / "checkpoint")
+    settings = json.loads((folder / "checkpoint/000002/state.json").read_text())["settings_digest"]
+    assert saved is not None
+    shutil.rmtree(folder / "checkpoint")
+    for name, value in forged.items():
+        saved[1][name] = {**saved[1][name], **value} if isinstance(value, dict) and value else value
+    checkpoint.save(folder / "checkpoint", 2, saved[1], settings)
+    code, out, err = train([*arguments, "iterations=4"], tmp_path)
+    assert code == 1
+    assert "not one of this run" in err or "are none" in err
+    assert "Traceback" not in out + err
+
+
+def test_an_iteration_that_fails_after_a_checkpoint_leaves_its_traceback_in_a_file(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, folder = [*PLAIN, "iterations=3"], tmp_path / "runs/pendulum_swingup/ncrs/irrational/seed_0"
+    assert train(arguments, tmp_path)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(NCRS, "iterate", lambda *_: 1 / 0)
+        code, out, err = train([*arguments, "iterations=4"], tmp_path)
+    assert code == 1
+    assert "iteration 3, the first after the checkpoint, failed (ZeroDivisionError" in err
+    assert "Traceback" not in out + err
+    assert "ZeroDivisionError" in (folder / "error.txt").read_text()
+
+
+def test_ctrl_c_at_any_time_has_no_traceback(train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pbrl.train.check", interrupt)
+    code, _, err = train([*PLAIN, "iterations=3"], tmp_path)
+    assert code == 130
+    assert "stopped; the same command goes on" in err

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 
 from pbrl.report.runs import ASIDE
 from pbrl.run import checkpoint
+from pbrl.run.folder import read_settings
 from pbrl.run.record import columns, read
 from pbrl.run.settings import ConfigurationError
 from pbrl.types import Float64
@@ -105,12 +105,19 @@ def _folders(root: Path) -> list[Path]:
 
 def load(folder: Path) -> TuningRecord:
     """Read one run."""
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings = read_settings(folder)
+    for name, kind in (("task", dict), ("setting", str), ("name", str), ("seed", int), ("iterations", int)):
+        if not isinstance(settings.get(name), kind):
+            raise ConfigurationError(f"this is not a run of fine-tuning: its {name} is {settings.get(name)!r}")
+    if not isinstance(settings["task"].get("name"), str) or not {"lr", "mu", "target"} <= {*settings}:
+        raise ConfigurationError("this is not a run of fine-tuning")
     metrics = columns(read(folder / "metrics.jsonl"))
     none = np.empty(0)
     known = np.isfinite(metrics.get("accuracy", none))
     saved = checkpoint.load(folder / "checkpoint")
     state: dict[str, Any] = saved[1] if saved else {"target": None, "ended": ""}
+    if not {"target", "ended"} <= {*state}:
+        raise ConfigurationError("its checkpoint is not one of fine-tuning")
     return TuningRecord(
         folder,
         settings,

@@ -32,7 +32,11 @@ def is_finished(settings: Mapping[str, Any]) -> bool:
     saved = checkpoint.load(folder / loop.CHECKPOINT, settings_digest=digest(settings))
     if saved is None or saved[0] + 1 < settings["iterations"]:
         return False
-    if missing := what_is_missing(folder, *saved, settings):
+    try:
+        missing = what_is_missing(folder, *saved, settings)
+    except (TypeError, LookupError, AttributeError):  # not a state of training: whoever continues says so
+        missing = [loop.CHECKPOINT]
+    if missing:
         logger.info("%s: all iterations were saved, but not all that a run leaves: %s", folder, ", ".join(missing))
     return not missing
 

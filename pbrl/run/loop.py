@@ -7,12 +7,14 @@ continues from the last checkpoint; the record of a continued run is the one it 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from pbrl.run import checkpoint, record
+from pbrl.run.files import write_atomically
 from pbrl.run.mirrors import MirrorProcess
 from pbrl.run.record import Record, Row
 from pbrl.run.settings import ConfigurationError
@@ -22,7 +24,7 @@ from pbrl.run.versions import note_versions
 
 log = logging.getLogger(__name__)
 
-RECORD, CHECKPOINT = "metrics.jsonl", "checkpoint"
+RECORD, CHECKPOINT, ERROR = "metrics.jsonl", "checkpoint", "error.txt"
 FORMAT = 2  # of a state; 1: the ledger remembered no trajectories
 
 
@@ -119,6 +121,16 @@ def run(
                 work.ended = "diverged"
                 save(work, rows, max(0, iteration - 1))
                 break
+            except (OSError, MemoryError, checkpoint.CheckpointError, record.RecordError, ConfigurationError):
+                raise
+            except Exception as error:
+                if iteration != start or start == 0:
+                    raise
+                write_atomically(work.folder / ERROR, traceback.format_exc())
+                raise checkpoint.CheckpointError(
+                    f"iteration {iteration}, the first after the checkpoint, failed ({type(error).__name__}: {error}): "
+                    f"either the code has changed, or the checkpoint was. The traceback is in {work.folder / ERROR}"
+                ) from error
             rows.write(metrics)
             bar.set_postfix_str(work.headline(metrics), refresh=False)
             bar.update()
@@ -156,6 +168,8 @@ def load(work: Work) -> int:
                 "it there, or start over with resume=false, which keeps it aside. Report and play still read it"
             )
         digests = state.get("record", ())
+        if not isinstance(digests, list | tuple):
+            return "its fingerprints of the record are none"
         return record.find_problem(work.folder / RECORD, iteration, digests) or work.find_problem(state)
 
     saved = checkpoint.load(work.folder / CHECKPOINT, settings_digest=work.digest, find_problem=find_problem)

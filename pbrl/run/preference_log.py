@@ -129,6 +129,8 @@ class PreferenceLog:
 
     def find_problem(self, state: Mapping[str, Any]) -> str | None:
         """Why the log cannot be continued from `state_dict()`; None if it can. For `checkpoint.load`."""
+        if any(type(state[name]) is not int or state[name] < 0 for name in ("rows", "questions")):
+            return f"its counts of logged comparisons make no sense: {state['rows']!r} and {state['questions']!r}"
         rows = len(read(self.folder))
         if rows >= state["rows"]:
             return None

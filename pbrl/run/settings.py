@@ -70,7 +70,10 @@ def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> An
     check_targets(node, allow=allow)
     trusted = [f"{package}.*" for package in (*TRUSTED, *allow)]
     arguments = {"_convert_": "all", **arguments}
-    return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
+    try:
+        return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def build(node: Any, *, allow: Sequence[str] = (), **offered: Any) -> Any:

@@ -176,8 +176,11 @@ class TrainingRun:
 
     def find_problem(self, state: Mapping[str, Any]) -> str | None:
         """Whether the preference log lacks rows that the state counts."""
-        log, logged = self.ledger.preference_log, state["ledger"]["preference_log"]
-        return None if log is None or logged is None else log.find_problem(logged)
+        try:
+            log, logged = self.ledger.preference_log, state["ledger"]["preference_log"]
+            return None if log is None or logged is None else log.find_problem(logged)
+        except (TypeError, LookupError) as error:
+            return f"its state is not one of this run ({error!r})"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
@@ -191,6 +194,8 @@ class TrainingRun:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.agent.load_state_dict(state["agent"])
+        if np.shape(self.agent.parameters) != (self.policy.size,) or not np.isfinite(self.agent.parameters).all():
+            raise ValueError(f"the policy's parameters are not {self.policy.size} numbers")
         self.ledger.load_state_dict(state["ledger"])
         self.best, self.best_on_schedule = state.get("best"), state.get("best_on_schedule")  # 0.1 kept none
         if self.policy.normaliser is not None:

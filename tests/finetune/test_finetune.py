@@ -330,3 +330,13 @@ def test_a_method_of_ones_own_must_be_allowed(tiny: Path, tmp_path: Path, monkey
     with pytest.raises(ConfigurationError, match=r"add allow=\[my_method\]"):
         tune(tiny, *changes)
     assert finetune_runs.load(tune(tiny, *changes, "allow=[my_method]")).finished
+
+
+def test_what_is_not_a_run_of_fine_tuning_is_left_out(tmp_path: Path) -> None:
+    for name, settings in {"other": "agent: {}", "bomb": "a: &a [*a]", "list": "[]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(settings)
+        (tmp_path / name / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    runs, left_out = finetune_runs.find_all(tmp_path)
+    assert not runs
+    assert [path.name for path in left_out] == ["bomb", "list", "other"]

@@ -15,6 +15,11 @@ from pbrl.run import preference_log, summary
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.training import TrainingRun
 
+
+class Killed(BaseException):
+    """Nothing after this is done."""
+
+
 RUN = Path("runs/pendulum_swingup/ncrs/irrational/seed_0")
 ARGUMENTS = [*PLAIN, "iterations=5"]  # checkpoints are of the iterations 3 and 4
 
@@ -92,12 +97,12 @@ def test_killed_after_its_last_checkpoint_a_run_is_finished_by_the_same_command(
 
     def killed(*arguments: object, **more: object) -> None:
         if name != "save" or arguments[1] == 4:
-            raise KeyboardInterrupt
+            raise Killed
         usual(*arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             train(ARGUMENTS, tmp_path)
     assert (tmp_path / RUN / "checkpoint/000004").exists()
     check_that_it_ends_whole(train, tmp_path, whole)
@@ -128,8 +133,8 @@ def test_a_run_that_is_extended_equals_one_that_was_longer_from_the_start(
     longer = [*ARGUMENTS, "iterations=8"]
     assert train(longer, tmp_path / "long")[0] == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "iterate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainingRun, "iterate", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
             train(longer, tmp_path / "extended")
     assert train(longer, tmp_path / "extended")[0] == 0
     rows = record(tmp_path / "extended" / RUN)
