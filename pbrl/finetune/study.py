@@ -7,7 +7,7 @@ which weights of the head are tuned. The network below the head is frozen and it
 methods of a setting are evaluated together, in one matrix product (`pbrl.finetune.heads`). Per setting:
 
     tune      for each tuning seed: SGD, NCRS, MeZO and RSGF with every hyperparameter; the lowest validation loss wins
-    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it has SGD's accuracy
+    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it is as good as SGD
 
 Every seed draws its own validation set, minibatches, subspaces and directions. Each of these pieces is a file in
 `root`, and the same command does what is missing; seeds come in turn, so that an unfinished study has all settings with
@@ -268,8 +268,8 @@ def run_searches(
     return curves
 
 
-def run_subspaces(split: Split, *, cfg: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """The best smoothed accuracy of Adam in random subspaces (SAID) by d', and of all weights as "full"."""
+def run_subspaces(split: Split, *, cfg: Mapping[str, Any], seed: int) -> dict[str, dict[str, float]]:
+    """Adam in random subspaces (SAID) by d', and with all weights as "full": best smoothed accuracy, lowest loss."""
     size, how = len(split.head.start), cfg["dimension"]
     dimensions = [size // 2**i for i in range(size.bit_length()) if size // 2**i >= how["smallest"]]
     rng = np.random.default_rng(streams(seed, "subspaces")["subspaces"])
@@ -295,7 +295,9 @@ def run_subspaces(split: Split, *, cfg: Mapping[str, Any], seed: int) -> dict[st
         optimizer.step()
         curves.look(iteration, torch.stack([*weights, full]).detach())
     best = curves.smoothed(curves.accuracies, cfg["smoothing"]).max(0)
-    return dict(zip([*map(str, dimensions), "full"], map(float, best), strict=True))
+    lowest = curves.smoothed(curves.losses, cfg["smoothing"]).min(0)
+    names = [*map(str, dimensions), "full"]
+    return {name: {"accuracy": float(best[i]), "loss": float(lowest[i])} for i, name in enumerate(names)}
 
 
 # ---------------------------------------------------------------------------------------------- hyperparameters
@@ -349,33 +351,38 @@ def choose(tuned: Sequence[Row]) -> dict[str, Row]:
 def measure(
     split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
 ) -> Row:
-    """SGD, the subspaces for k, and the searches of one seed, until all are above both targets."""
+    """SGD, the subspaces for k, and the searches of one seed, until all have reached all targets."""
     window, majority = cfg["smoothing"], split.majority
+    start, start_loss = (float(each) for each in split.evaluate(split.head.start[None]))
     sgd = run_sgd(split, [chosen["sgd"]["lr"]], cfg=cfg, seed=seed)
-    smoothed = sgd.smoothed(sgd.accuracies, window)[:, 0]
+    accuracy = float(sgd.smoothed(sgd.accuracies, window).max())
+    loss = float(sgd.smoothed(sgd.losses, window).min())
     targets = {
-        "gain": majority + cfg["share_of_gain"] * (float(smoothed.max()) - majority),
+        "loss": start_loss - cfg["share_of_gain"] * (start_loss - loss),
+        "gain": majority + cfg["share_of_gain"] * (accuracy - majority),
         "best": float(np.max(sgd.accuracies)),  # the paper's: above SGD's best accuracy
     }
 
-    def arrivals(curves: Curves) -> dict[str, list[int | None]]:
-        """The iterations [R] until each target, None where it is not reached."""
+    def arrivals(curves: Curves) -> list[dict[str, int | None]]:
+        """For each run the iterations until each target, None where it is not reached."""
         at = np.array(curves.iterations)
-        found: dict[str, list[int | None]] = {"gain": [], "best": []}
-        if len(at) < window:
-            return found
-        steady, raw = curves.smoothed(curves.accuracies, window), np.array(curves.accuracies)
-        for run in range(raw.shape[1]):
-            for target, above, when in (
-                ("gain", steady[:, run] >= targets["gain"], at[window - 1 :]),
-                ("best", raw[:, run] > targets["best"], at),
-            ):
-                found[target].append(int(when[above.argmax()]) if above.any() else None)
-        return found
+        late = at[window - 1 :]  # when the smoothed ones are known
+        steady, low = curves.smoothed(curves.accuracies, window), curves.smoothed(curves.losses, window)
+
+        def first(above: Any, when: Any) -> int | None:
+            return int(when[above.argmax()]) if above.any() else None
+
+        return [
+            {
+                "loss": first(low[:, run] <= targets["loss"], late),
+                "gain": first(steady[:, run] >= targets["gain"], late),
+                "best": first(np.array(curves.accuracies)[:, run] > targets["best"], at),
+            }
+            for run in range(steady.shape[1])
+        ]
 
     def over(curves: Curves) -> bool:
-        found = arrivals(curves)
-        return bool(found["gain"]) and None not in found["gain"] + found["best"]
+        return len(curves.iterations) >= window and all(None not in run.values() for run in arrivals(curves))
 
     searches = run_searches(
         split,
@@ -386,16 +393,19 @@ def measure(
         progress=progress,
         over=over,
     )
-    start = float(split.evaluate(split.head.start[None])[0])
-    reached = {"sgd": arrivals(sgd)["gain"][0], "sgd_best": int(sgd.iterations[int(np.argmax(sgd.accuracies))])}
+    reached = arrivals(searches)
     return {
-        "majority": majority, "start": start, "size": len(split.head.start), "targets": targets,
-        "sgd_accuracy": float(smoothed.max()), "sgd": reached, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
+        "majority": majority, "start": start, "start_loss": start_loss, "size": len(split.head.start),
+        "targets": targets, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
+        "sgd": {
+            **arrivals(sgd)[0], "best": int(sgd.iterations[int(np.argmax(sgd.accuracies))]), "accuracy": accuracy,
+            "lowest_loss": loss, **chosen["sgd"],
+        },
         "searches": {
             method: {
-                **{target: times[run] for target, times in arrivals(searches).items()},
-                "iterations": searches.iterations[-1], **chosen[method],
+                **reached[run], "iterations": searches.iterations[-1], **chosen[method],
                 "accuracy": float(searches.smoothed(searches.accuracies, window)[:, run].max()),
+                "lowest_loss": float(searches.smoothed(searches.losses, window)[:, run].min()),
             }
             for run, method in enumerate(METHODS)
         },

@@ -2,9 +2,10 @@
 
     python -m pbrl.finetune.study_report runs_finetune_study
 
-Reads what `python -m pbrl.finetune.study` has left so far. k of a setting is d90 of the gain over the majority class,
-from the subspaces of all its seeds. Two targets: `gain`, a share of SGD's gain in smoothed accuracy, and `best`, the
-paper's: above SGD's best accuracy. A run that did not arrive is censored, and `pbrl.finetune.trend` counts it as that.
+Reads what `python -m pbrl.finetune.study` has left so far. Three targets, each against the k that the same quantity
+gives: `loss`, a share of SGD's reduction of the validation loss; `gain`, the same share of its gain over the majority
+class in smoothed accuracy; `best`, the paper's: above SGD's best accuracy. A run that did not arrive is censored, and
+`pbrl.finetune.trend` counts it as that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from pbrl.report.tables import Table
 from pbrl.types import Float64
 
 RESAMPLES = 2000  # of the interval of k
-TARGETS = {"gain": "95 % of SGD's gain, smoothed", "best": "SGD's best accuracy, exceeded"}
+TARGETS = {
+    "loss": "95 % of SGD's reduction of the loss",
+    "gain": "95 % of SGD's gain in accuracy, smoothed",
+    "best": "SGD's best accuracy, exceeded",
+}
 
 
 @dataclass(frozen=True)
@@ -41,23 +46,29 @@ class Measured:
 
     name: str
     pieces: Sequence[dict[str, Any]]  # one for each seed
-    dimension: D90
+    by_loss: D90
+    by_accuracy: D90
+
+    def dimension(self, target: str) -> D90:
+        """The intrinsic dimension in terms of the quantity that the target is about."""
+        return self.by_loss if target == "loss" else self.by_accuracy
+
+    def k(self, target: str) -> float:
+        """d90; never more than D."""
+        return min(self.dimension(target).value, self.size)
+
+    def decides(self, target: str) -> bool:
+        """Whether there is something to learn: SGD gains, and most seeds start short of the target."""
+        if target == "loss":
+            short = [piece["start_loss"] > piece["targets"]["loss"] for piece in self.pieces]
+        else:
+            short = [piece["start"] < piece["targets"]["gain"] for piece in self.pieces]
+        return math.isfinite(self.k(target)) and 2 * sum(short) > len(short)
 
     @property
     def size(self) -> int:
         """D, the number of tuned weights."""
         return int(self.pieces[0]["size"])
-
-    @property
-    def k(self) -> float:
-        """d90 of the gain; never more than D."""
-        return min(self.dimension.value, self.size)
-
-    @property
-    def decides(self) -> bool:
-        """Whether there is something to learn: SGD gains, and most seeds start below the target."""
-        below = [piece["start"] < piece["targets"]["gain"] for piece in self.pieces]
-        return math.isfinite(self.k) and 2 * sum(below) > len(below)
 
     def taken(self, method: str, target: str) -> tuple[Float64, Float64]:
         """The iterations of each run, and whether it arrived; of a censored run those that it used."""
@@ -72,20 +83,28 @@ def collect(root: Path) -> list[Measured]:
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         pieces = [json.loads(path.read_text()) for path in sorted(folder.glob("measure_*.json"))]
         if pieces:
-            subspaces = [piece["subspaces"] for piece in pieces]
-            runs = {int(d): [each[d] for each in subspaces] for d in subspaces[0] if d != "full"}
-            full, majority = [each["full"] for each in subspaces], pieces[0]["majority"]
-            dimension = d90(runs, full=full, majority=majority, resamples=RESAMPLES, seed=0)[1]
-            found.append(Measured(folder.name, pieces, dimension))
-    return sorted(found, key=lambda each: each.k)
+            found.append(Measured(folder.name, pieces, dimension(pieces, "loss"), dimension(pieces, "accuracy")))
+    return sorted(found, key=lambda each: each.k("loss"))
+
+
+def dimension(pieces: Sequence[dict[str, Any]], quantity: str) -> D90:
+    """d90 of what is gained: by a loss from its start, by an accuracy over the majority class."""
+
+    def gained(piece: dict[str, Any], name: str) -> float:
+        value = piece["subspaces"][name][quantity]
+        return float(piece["start_loss"] - value if quantity == "loss" else value - piece["majority"])
+
+    runs = {int(d): [gained(piece, d) for piece in pieces] for d in pieces[0]["subspaces"] if d != "full"}
+    full = [gained(piece, "full") for piece in pieces]
+    return d90(runs, full=full, majority=0.0, resamples=RESAMPLES, seed=0)[1]
 
 
 def trend_of(measured: Sequence[Measured], method: str, target: str, *, against: str = "k") -> Trend | None:
     """The trend of a method over the settings that decide; None if there are too few. against: k or D."""
-    rows = [(each, *each.taken(method, target)) for each in measured if each.decides]
+    rows = [(each, *each.taken(method, target)) for each in measured if each.decides(target)]
     if len(rows) < 4:
         return None
-    places = [each.k if against == "k" else float(each.size) for each, _, _ in rows]
+    places = [each.k(target) if against == "k" else float(each.size) for each, _, _ in rows]
     x = np.concatenate([np.full(len(taken), place) for place, (_, taken, _) in zip(places, rows, strict=True)])
     setting = np.concatenate([np.full(len(taken), float(i)) for i, (_, taken, _) in enumerate(rows)])
     try:
@@ -94,12 +113,13 @@ def trend_of(measured: Sequence[Measured], method: str, target: str, *, against:
         return None
 
 
-def reliability(measured: Sequence[Measured]) -> float:
+def reliability(measured: Sequence[Measured], target: str) -> float:
     """The share of the variance of log k that is not its own error; by so much an exponent is flattened."""
-    places = np.log([each.k for each in measured])
-    ends = [(each.dimension.low, min(each.dimension.high, each.size)) for each in measured]
+    decide = [each for each in measured if each.decides(target)]
+    ends = [(each.dimension(target).low, min(each.dimension(target).high, each.size)) for each in decide]
     errors = [(math.log(high / low) / 3.92) ** 2 for low, high in ends if math.isfinite(low)]
-    return float(1 - np.mean(errors) / np.var(places)) if errors and np.var(places) > 0 else math.nan
+    spread = float(np.var(np.log([each.k(target) for each in decide]))) if decide else 0.0
+    return float(1 - np.mean(errors) / spread) if errors and spread else math.nan
 
 
 def in_words(taken: Float64, arrived: Float64) -> str:
@@ -114,31 +134,43 @@ def in_words(taken: Float64, arrived: Float64) -> str:
 
 def table_of_settings(measured: Sequence[Measured]) -> Table:
     """One line for each setting."""
-    columns = ["setting", "D", "k", "start", "SGD's accuracy", "SGD", *METHODS, "seeds"]
-    made = Table("settings", f"Iterations to {TARGETS['gain']}: median of the seeds (shortest to longest)", columns)
+    columns = ["setting", "D", "k", "k of the accuracy", "start", "SGD's accuracy", "SGD", *METHODS, "seeds"]
+    made = Table("settings", f"Iterations to {TARGETS['loss']}: median of the seeds (shortest to longest)", columns)
     for each in measured:
-        sgd = [piece["sgd"]["sgd"] for piece in each.pieces]
-        start, accuracy = (float(np.mean([piece[key] for piece in each.pieces])) for key in ("start", "sgd_accuracy"))
+        sgd = [piece["sgd"]["loss"] for piece in each.pieces]
+        start = np.mean([piece["start"] for piece in each.pieces])
+        accuracy = np.mean([piece["sgd"]["accuracy"] for piece in each.pieces])
         made.rows.append([
-            each.name + ("" if each.decides else " (left out)"),
-            f"{each.size}", str(each.dimension), f"{start:.3f}", f"{accuracy:.3f}",
+            each.name + ("" if each.decides("loss") else " (left out)"),
+            f"{each.size}", str(each.by_loss), str(each.by_accuracy), f"{start:.3f}", f"{accuracy:.3f}",
             in_words(np.array(sgd, float), np.array([when is not None for when in sgd])),
-            *(in_words(*each.taken(method, "gain")) for method in METHODS), str(len(each.pieces)),
+            *(in_words(*each.taken(method, "loss")) for method in METHODS), str(len(each.pieces)),
         ])  # fmt: skip
         for piece in each.pieces:
-            made.records.append(
-                {"setting": each.name, "seed": piece["seed"], "D": each.size, "k": each.k, "k_low": each.dimension.low,
-                 "k_high": each.dimension.high, "decides": each.decides, "majority": piece["majority"],
-                 "start": piece["start"], "sgd_accuracy": piece["sgd_accuracy"], "sgd_iterations": piece["sgd"]["sgd"],
-                 **{f"{method}_{key}": piece["searches"][method][key]
-                    for method in METHODS for key in ("gain", "best", "iterations", "lr", "accuracy")}}
-            )  # fmt: skip
+            made.records.append(record(each, piece))
     return made
+
+
+def record(each: Measured, piece: dict[str, Any]) -> dict[str, object]:
+    """The numbers of one seed."""
+    ends = {"": "value", "_low": "low", "_high": "high"}
+    kept = ("loss", "gain", "best", "lr", "accuracy", "lowest_loss")
+    return {
+        "setting": each.name,
+        "seed": piece["seed"],
+        "D": each.size,
+        **{f"k_loss{end}": getattr(each.by_loss, part) for end, part in ends.items()},
+        **{f"k_accuracy{end}": getattr(each.by_accuracy, part) for end, part in ends.items()},
+        **{key: piece[key] for key in ("majority", "start", "start_loss")},
+        **{f"sgd_{key}": piece["sgd"][key] for key in kept},
+        **{f"{method}_{key}": run[key] for method, run in piece["searches"].items() for key in kept},
+        "iterations": piece["searches"]["ncrs"]["iterations"],  # made by each search; nothing in `loss`: not arrived
+    }
 
 
 def table_of_trends(measured: Sequence[Measured]) -> Table:
     """The exponents of every method, for both targets, against k and against D."""
-    columns = ["target", "method", "against", "exponent", "95 % interval", "settings", "runs", "censored"]
+    columns = ["target", "method", "against", "exponent", "95 % interval", "between", "settings", "runs", "censored"]
     made = Table("trends", "Iterations grow as k to the power of the exponent", columns, keys=3)
     for target in TARGETS:
         for method in METHODS:
@@ -148,7 +180,8 @@ def table_of_trends(measured: Sequence[Measured]) -> Table:
                     continue
                 interval = f"{found.low:.2f} to {found.high:.2f}"
                 counts = [str(number) for number in (found.settings, found.runs, found.censored)]
-                made.rows.append([target, method, against, f"{found.exponent:.2f}", interval, *counts])
+                exponent, between = f"{found.exponent:.2f}", f"{found.between:.2f}"
+                made.rows.append([target, method, against, exponent, interval, between, *counts])
                 made.records.append({"target": target, "method": method, "against": against, **vars(found)})
     return made
 
@@ -159,7 +192,7 @@ def who_is_first(measured: Sequence[Measured], target: str) -> list[str]:
     for other in METHODS[1:]:
         ours, theirs = (
             np.concatenate([np.where(arrived, taken, np.inf) for taken, arrived in pairs])
-            for pairs in ([each.taken(m, target) for each in measured if each.decides] for m in ("ncrs", other))
+            for pairs in ([each.taken(m, target) for each in measured if each.decides(target)] for m in ("ncrs", other))
         )
         first, later = int((ours < theirs).sum()), int((ours > theirs).sum())
         both = np.isfinite(ours) & np.isfinite(theirs)
@@ -175,16 +208,16 @@ def draw(measured: Sequence[Measured]) -> Figure:
     """Iterations against k, one panel for each target: every run a point, hollow if censored, and the fitted lines."""
     figure, axes = panels(len(TARGETS))
     looks = styles(METHODS)
-    decide = [each for each in measured if each.decides]
     for axis, (target, title) in zip(axes, TARGETS.items(), strict=True):
+        decide = [each for each in measured if each.decides(target)]
         for shift, (method, look) in zip((0.96, 1.0, 1.04), looks.items(), strict=True):
             for each in decide:
                 for iterations, arrived in zip(*each.taken(method, target), strict=True):
                     face = look["color"] if arrived else "none"
-                    axis.plot(each.k * shift, iterations, "o", ms=3.5, color=look["color"], mfc=face, alpha=0.7)
+                    axis.plot(each.k(target) * shift, iterations, "o", ms=3.5, color=look["color"], mfc=face, alpha=0.7)
             label = method
             if found := trend_of(measured, method, target):
-                x = np.array([min(each.k for each in decide), max(each.k for each in decide)])
+                x = np.array([min(each.k(target) for each in decide), max(each.k(target) for each in decide)])
                 axis.plot(x, np.exp(found.intercept) * x**found.exponent, **look)
                 label = f"{method}: k^{found.exponent:.2f} [{found.low:.2f}, {found.high:.2f}]"
             axis.plot([], [], label=label, **look)
@@ -200,10 +233,10 @@ def report(root: Path) -> None:
         raise SystemExit(f"pbrl.finetune.study_report: {root} has no measured settings of pbrl.finetune.study")
     output = Output(root / "report", Console(width=None if Console().is_terminal else 200))
     found = output.table(table_of_settings(measured), show=True) + output.table(table_of_trends(measured), show=True)
-    flattened = reliability([each for each in measured if each.decides])
+    flattened = reliability(measured, "loss")
     notes = [
-        *who_is_first(measured, "gain"),
-        f"The error of k itself flattens every exponent against k, to about {flattened:.2f} of what it would be.",
+        *who_is_first(measured, "loss"),
+        f"The error of k itself flattens the exponents of `loss`, to about {flattened:.2f} of what they would be.",
     ]
     for note in notes:
         output.say(note)

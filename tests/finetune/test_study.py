@@ -152,9 +152,9 @@ def test_the_study_does_what_is_missing_and_nothing_twice(
     piece = json.loads(files[Path("minilm-layers_3-new_0-share_1-norm/measure_1.json")])
     assert piece["size"] == 32
     assert set(piece["subspaces"]) == {"4", "8", "16", "32", "full"}
-    assert piece["targets"]["gain"] == pytest.approx(
-        piece["majority"] + 0.95 * (piece["sgd_accuracy"] - piece["majority"])
-    )
+    gain, reduction = piece["sgd"]["accuracy"] - piece["majority"], piece["start_loss"] - piece["sgd"]["lowest_loss"]
+    assert piece["targets"]["gain"] == pytest.approx(piece["majority"] + 0.95 * gain)
+    assert piece["targets"]["loss"] == pytest.approx(piece["start_loss"] - 0.95 * reduction)
     other = json.loads(files[Path("minilm-layers_3-new_1-share_0.8-rank_2_8/measure_1.json")])
     assert other["size"] == 8
     assert other["majority"] == piece["majority"]  # every validation set has the same share of paraphrases
@@ -228,16 +228,21 @@ def test_a_split_keeps_the_share_of_paraphrases() -> None:
 
 
 def piece(k: int, taken: dict[str, int | None], *, seed: int, start: float = 0.7) -> dict[str, Any]:
-    """What a seed leaves of a setting of dimension k, the same for both targets."""
-    subspaces = {str(d): 0.8 if d >= k else 0.7 for d in (4, 8, 16, 32, 64, 128)}
+    """What a seed leaves of a setting of dimension k, the same for all targets."""
+    dimensions = [str(d) for d in (4, 8, 16, 32, 64, 128)]
+    subspaces = {
+        d: {"accuracy": 0.8, "loss": 0.4} if d == "full" or int(d) >= k else {"accuracy": 0.7, "loss": 0.5}
+        for d in [*dimensions, "full"]
+    }
+    reached = {"lr": 0.1, "accuracy": 0.8, "lowest_loss": 0.4}
     searches = {
-        method: {"gain": when, "best": when, "iterations": when or 5000, "lr": 0.1, "accuracy": 0.8}
+        method: {"loss": when, "gain": when, "best": when, "iterations": when or 5000, **reached}
         for method, when in taken.items()
     }
     return {
-        "seed": seed, "majority": 0.6, "start": start, "size": 128, "targets": {"gain": 0.75, "best": 0.81},
-        "sgd_accuracy": 0.8, "sgd": {"sgd": 50, "sgd_best": 90}, "subspaces": {**subspaces, "full": 0.8},
-        "searches": searches,
+        "seed": seed, "majority": 0.6, "start": start, "start_loss": 0.6, "size": 128, "subspaces": subspaces,
+        "targets": {"loss": 0.41, "gain": 0.75, "best": 0.81}, "searches": searches,
+        "sgd": {"loss": 50, "gain": 40, "best": 90, **reached},
     }  # fmt: skip
 
 
@@ -247,14 +252,16 @@ def test_the_report_has_the_exponent_and_hides_nothing(tmp_path: Path, monkeypat
         for seed in range(3):
             taken = {"ncrs": 10 * k + seed, "mezo": 100 + seed, "rsgf": None if k == 128 else 20 * k + seed}
             (tmp_path / f"k_{k}" / f"measure_{seed}.json").write_text(json.dumps(piece(k, taken, seed=seed)))
-    (tmp_path / "idle").mkdir()  # it starts above its target
+    (tmp_path / "idle").mkdir()  # it starts above its accuracy
     idle = piece(8, {"ncrs": 9, "mezo": 9, "rsgf": 9}, seed=0, start=0.79)
     (tmp_path / "idle" / "measure_0.json").write_text(json.dumps(idle))
     (tmp_path / "tuned_only").mkdir()
     measured = study_report.collect(tmp_path)
-    assert [each.name for each in measured if not each.decides] == ["idle"]
-    # the gain's target is 0.78, eight tenths of the way from 0.7 at k / 2 to 0.8 at k
-    assert {each.name: round(each.k, 1) for each in measured}["k_32"] == round(16 * 2**0.8, 1)
+    assert [each.name for each in measured if not each.decides("gain")] == ["idle"]
+    assert all(each.decides("loss") for each in measured)
+    # 90 % of what is gained is eight tenths of the way from d' = k / 2 to d' = k, for the loss as for the accuracy
+    (middle,) = (each for each in measured if each.name == "k_32")
+    assert (middle.k("loss"), middle.k("gain")) == pytest.approx((16 * 2**0.8, 16 * 2**0.8))
     ncrs, mezo, rsgf = (study_report.trend_of(measured, method, "gain") for method in study.METHODS)
     assert ncrs is not None
     assert mezo is not None
@@ -267,9 +274,8 @@ def test_the_report_has_the_exponent_and_hides_nothing(tmp_path: Path, monkeypat
     study_report.main()
     rows = list(csv.DictReader((tmp_path / "report" / "tables" / "settings.csv").read_text().splitlines()))
     assert len(rows) == 16
-    assert [row["rsgf_gain"] for row in rows if row["setting"] == "k_128"] == ["", "", ""]
+    assert [row["rsgf_loss"] for row in rows if row["setting"] == "k_128"] == ["", "", ""]
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "idle (left out)" in page
     assert "&gt; 5,000" in page
     assert "before rsgf in 15 of 15 runs that differ" in page
 
