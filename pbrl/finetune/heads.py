@@ -11,7 +11,7 @@ Two choices of what is tuned, θ, of R sets of which are evaluated at once:
     LowRank    an adapter above them (Hu et al. 2022), x + B A x, with a random A [rank, width] that is frozen (Zhang et
                al. 2023) and B [width, rank] tuned from 0, D = rank width
 
-`Subspace` tunes either along d random orthonormal directions only: θ0 + z P.
+`Subset` tunes some of these weights only.
 """
 
 from __future__ import annotations
@@ -93,21 +93,20 @@ class LowRank:
         return xy * (xx * yy).clamp_min(1e-12).rsqrt()
 
 
-class Subspace:
-    """Another head, tuned along d random directions only."""
+class Subset:
+    """Another head, of which only the chosen weights are tuned; theirs are the distances from where they start."""
 
-    def __init__(self, head: Head, *, dimension: int, rng: np.random.Generator) -> None:
-        self.head, self.start = head, torch.zeros(dimension)
-        gaussian = rng.standard_normal((len(head.start), dimension))
-        self.directions = torch.tensor(np.linalg.qr(gaussian)[0].T.copy(), dtype=torch.float32)  # P [d, D]
+    def __init__(self, head: Head, chosen: Tensor) -> None:
+        self.head, self.chosen, self.start = head, chosen, torch.zeros(len(chosen))
 
     def features(self, states: Tensor) -> tuple[Tensor, ...]:
         """As of the other head."""
         return self.head.features(states)
 
     def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
-        """The cosines [n, R] for weights z [R, d]."""
-        return self.head.cosines(self.head.start + theta @ self.directions, features)
+        """The cosines [n, R] for distances [R, d]."""
+        whole = self.head.start.repeat(len(theta), 1).index_add(1, self.chosen, theta)
+        return self.head.cosines(whole, features)
 
 
 class Split:

@@ -54,12 +54,12 @@ class Setting:
     new_layers: int  # reinitialised, from the top
     share: float  # of the training examples
     weights: str  # norm, or rank_4 and the like
-    subspace: int | None  # random directions that are tuned; None: all weights
+    steepest: int | None  # how many of them are tuned: those with the steepest gradient at the start; None: all
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        tuned = self.weights if self.subspace is None else f"{self.weights}_{self.subspace}"
+        tuned = self.weights if self.steepest is None else f"{self.weights}_{self.steepest}"
         return f"{self.model}-layers_{self.layers}-new_{self.new_layers}-share_{self.share:g}-{tuned}"
 
 
@@ -161,15 +161,7 @@ def load_states(path: Path) -> Encoded:
 
 
 def build_split(setting: Setting, encoded: Encoded, cfg: Mapping[str, Any], seed: int) -> Split:
-    """The problem of a seed: its own validation set, training set and minibatches; the head is the setting's."""
-    fixed = np.random.default_rng(0)  # what is frozen in the head belongs to the setting
-    head: Head
-    if setting.weights == "norm":
-        head = heads.Norm(encoded)
-    else:
-        head = heads.LowRank(encoded, rank=int(setting.weights.removeprefix("rank_")), rng=fixed)
-    if setting.subspace is not None:
-        head = heads.Subspace(head, dimension=setting.subspace, rng=fixed)
+    """The problem of a seed: its own validation set, training set and minibatches."""
     rng = np.random.default_rng(streams(seed, "split")["split"])
     aside = paraphrases.draw_aside(encoded.labels.numpy(), cfg["task"]["validation"], rng)
     training = rng.permutation(np.flatnonzero(~aside))
@@ -181,14 +173,28 @@ def build_split(setting: Setting, encoded: Encoded, cfg: Mapping[str, Any], seed
         norm.bias.copy_(encoded.shift)
     line = language.CosineHead(norm)
     line.fit(encoded.states[first], encoded.labels[first])
-    return Split(
-        head,
-        encoded,
-        training=training,
-        validation=np.flatnonzero(aside),
-        batch_size=cfg["batch_size"],
-        line=(float(line.slope), float(line.bias)),
-    )
+    head: Head
+    if setting.weights == "norm":
+        head = heads.Norm(encoded)
+    else:  # what is frozen in the adapter belongs to the setting
+        rank = int(setting.weights.removeprefix("rank_"))
+        head = heads.LowRank(encoded, rank=rank, rng=np.random.default_rng(0))
+
+    def split(head: Head, batch_size: int) -> Split:
+        slope_and_bias = float(line.slope), float(line.bias)
+        rows = {"training": training, "validation": np.flatnonzero(aside)}
+        return Split(head, encoded, batch_size=batch_size, line=slope_and_bias, **rows)
+
+    if setting.steepest is not None:
+        if setting.steepest > len(head.start):
+            raise ConfigurationError(
+                f"{setting.name}: steepest is more than the {len(head.start)} weights that there are"
+            )
+        theta = head.start[None].clone().requires_grad_()
+        whole = split(head, len(training))  # one batch of all training examples
+        (gradient,) = torch.autograd.grad(whole.losses(theta, rng).sum(), theta)
+        head = heads.Subset(head, gradient[0].abs().topk(setting.steepest).indices)
+    return split(head, cfg["batch_size"])
 
 
 def evaluations(iterations: int, growth: float) -> list[int]:

@@ -58,15 +58,32 @@ def test_many_adapters_at_once_are_the_adapter_written_out(encoded: Encoded) -> 
     torch.testing.assert_close(found[:, 0], plain.detach(), atol=1e-5, rtol=1e-5)  # it starts as the model is
 
 
-def test_a_subspace_has_orthonormal_directions_and_starts_as_the_head(encoded: Encoded) -> None:
+def test_of_a_subset_only_the_chosen_weights_move(encoded: Encoded) -> None:
     head = heads.Norm(encoded)
-    part = heads.Subspace(head, dimension=4, rng=np.random.default_rng(0))
-    torch.testing.assert_close(part.directions @ part.directions.T, torch.eye(4), atol=1e-6, rtol=0)
+    part = heads.Subset(head, torch.tensor([7, 2]))
     features = head.features(encoded.states)
-    z = torch.randn(3, 4)
-    expected = head.cosines(head.start + z @ part.directions, features)
-    torch.testing.assert_close(part.cosines(z, features), expected)
-    torch.testing.assert_close(part.cosines(part.start[None], features), head.cosines(head.start[None], features))
+    theta = head.start.clone()
+    theta[7] += 0.5
+    theta[2] -= 0.3
+    found = part.cosines(torch.tensor([[0.0, 0.0], [0.5, -0.3]]), features)
+    torch.testing.assert_close(found, head.cosines(torch.stack([head.start, theta]), features))
+
+
+def test_the_steepest_weights_are_those_of_the_loss_over_the_training_examples(encoded: Encoded) -> None:
+    cfg = {"task": {"validation": 10}, "head_examples": 30, "batch_size": 10}
+    whole = study.build_split(study.Setting("a", 1, 0, 1.0, "norm", None), encoded, {**cfg, "batch_size": 30}, 0)
+    part = study.build_split(study.Setting("a", 1, 0, 1.0, "norm", 3), encoded, cfg, 0)
+
+    def loss(weight: int, step: float) -> float:
+        theta = whole.head.start.clone()[None]
+        theta[0, weight] += step
+        return whole.losses(theta, np.random.default_rng(0)).item()
+
+    slopes = [abs(loss(weight, 0.01) - loss(weight, -0.01)) for weight in range(12)]
+    assert isinstance(part.head, heads.Subset)
+    assert set(part.head.chosen.tolist()) == set(np.argsort(slopes)[-3:])
+    with pytest.raises(ConfigurationError, match="more than the 12 weights"):
+        study.build_split(study.Setting("a", 1, 0, 1.0, "norm", 13), encoded, cfg, 0)
 
 
 def test_losses_and_accuracies_are_those_of_the_models_own_head(encoded: Encoded) -> None:
@@ -107,8 +124,8 @@ def configuration(tiny: Path, root: Path, *more: str) -> dict[str, Any]:
         "search.ncrs.length=[0.1,0.4]",
         "search.mezo={rate:[1,10],mu:[0.01]}", "search.rsgf={rate:[1,10],mu:[0.01]}", "evaluation_growth=1.2",
         "smoothing=3",
-        "settings=[{model:minilm,layers:[3,2],new_layers:0,share:1.0,weights:norm,subspace:null},"
-        "{model:minilm,layers:3,new_layers:1,share:0.8,weights:rank_2,subspace:8}]",
+        "settings=[{model:minilm,layers:[3,2],new_layers:0,share:1.0,weights:norm,steepest:null},"
+        "{model:minilm,layers:3,new_layers:1,share:0.8,weights:rank_2,steepest:8}]",
         *more,
     ]  # fmt: skip
     with initialize_config_module("conf"):
@@ -202,7 +219,7 @@ def test_settings_are_crossed_and_wrong_ones_are_named(tiny: Path, tmp_path: Pat
         "new_layers": 0,
         "share": 1.0,
         "weights": ["norm", "rank_2"],
-        "subspace": None,
+        "steepest": None,
     }
     assert [each.name for each in study.settings([entry])] == [
         "a-layers_1-new_0-share_1-norm", "a-layers_1-new_0-share_1-rank_2",
