@@ -137,7 +137,7 @@ def answer(
     steps = pair.task_rewards.shape[1]
     try:
         check_targets(settings["oracle"], "oracle", allow=allow)
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=rng)
+        oracle: Oracle = build(settings["oracle"], allow=allow, rng=rng, folder=Path(settings.get("folder", ".")))
         if oracle.sees != "rewards":
             raise ValueError("it looks at behaviour")
         if getattr(oracle, "needs_calibration", False):

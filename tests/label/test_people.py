@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from asking_run import SETTINGS, AskingRun, human, run, what_came_of
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from pyarrow import csv
 from teachers import RATIONAL
 
@@ -24,7 +26,7 @@ from pbrl.run import loop
 from pbrl.run.answer_table import answer_table
 from pbrl.run.preference_log import PreferenceLog, answers_of, read
 from pbrl.run.questions import AnswerLog, QuestionsError, read_question, read_round, write_page
-from pbrl.run.settings import ConfigurationError
+from pbrl.run.settings import ConfigurationError, check_node
 from pbrl.types import Question, Reason
 
 
@@ -266,6 +268,15 @@ def test_every_task_has_its_question(tmp_path: Path) -> None:
     oracle = human(tmp_path, text={"default": "Which is better at: {task}?", "walker_walk": "Which walks better?"})
     assert oracle._text("walker_walk") == "Which walks better?"
     assert oracle._text("hopper_hop") == "Which is better at: hopper hop?"
+
+
+def test_the_experiment_for_one_person_takes_half_an_hour() -> None:
+    with initialize_config_module("conf"):
+        settings = OmegaConf.to_container(compose("train", ["experiment=human"]).copy(), resolve=False)
+    check_node(settings["agent"], "agent")
+    check_node(settings["oracle"], "oracle")
+    assert settings["oracle"]["_target_"] == "oracles.human.Human"
+    assert settings["iterations"] * settings["pairs"] * 4.0 <= 20 * 60.0  # 4 s an answer, and ten minutes for the rest
 
 
 def test_a_pair_asked_twice_is_shown_once(tmp_path: Path, people) -> None:
