@@ -110,12 +110,15 @@ def pictures(browser: Browser) -> None:
 def report(settings: dict, waits: list[float], first: list[float], seconds: float, file: Path) -> None:
     """Print and keep what was measured."""
     rows = [json.loads(line) for line in (Path(settings["folder"]) / loop.RECORD).read_text().splitlines()]
+    pairs = settings["pairs"]
+    within = [wait for number, wait in enumerate(waits, 1) if number % pairs]  # not those for the next iteration
     found = {
         "answers": rows[-1]["pairs_asked"],
         "minutes": seconds / 60,
         "minutes_without_answers": sum(row["seconds_collect"] + row["seconds_learn"] for row in rows) / 60,
         "first_question_seconds": first,
-        "next_question_ms": waits,
+        "next_question_ms": within,
+        "next_iteration_ms": waits[pairs - 1 :: pairs],
         "evaluations": {row["iteration"]: row["eval_return"] for row in rows if "eval_return" in row},
         "pairs_asked": [row["pairs_asked"] for row in rows],
         "returns": [row["return_mean"] for row in rows],
@@ -123,7 +126,12 @@ def report(settings: dict, waits: list[float], first: list[float], seconds: floa
     file.write_text(json.dumps(found, indent=1))
     print(f"{found['answers']} answers in {found['minutes']:.1f} minutes; returns {found['evaluations']}")
     print(f"first question of the run after {first[0]:.2f} s, of later rounds {np.median(first[1:]):.2f} s (median)")
-    print(f"next question {np.median(waits):.0f} ms after an answer (median), {np.quantile(waits, 0.95):.0f} ms (95 %)")
+    print(
+        f"next question {np.median(within):.0f} ms after an answer (median of {len(within)}), {max(within):.0f} ms at most"
+    )
+    print(
+        f"next iteration's first question {np.median(found['next_iteration_ms']) / 1000:.1f} s after the last answer (median)"
+    )
 
 
 def draw(folder: Path) -> None:
