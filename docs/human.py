@@ -1,20 +1,21 @@
 """Show `experiment=human` with a simulated person at the page, and measure how long people wait.
 
-    python docs/human.py --folder /tmp/human [--seed 0] [--seconds 0]
+    python docs/human.py --folder /tmp/human --seed 0 --seconds 3
+    python docs/human.py --folder /tmp/human --seed 1 --direct
 
 The person is a teacher who errs in a fifth of all answers and says how sure it is in five words only. It sits at a real
 Chromium (`apt-get install chromium chromium-driver`) and answers by the keys. Writes the curve and the pictures of
-docs/human.md, and prints how long the page took.
+docs/human.md, and prints how long the page took. Asked directly, the teacher gives the same run, bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_module
@@ -29,6 +30,7 @@ from page_person import LevelledTeacher, Prompter, answer_all, label, open_page,
 
 from pbrl.run import loop  # noqa: E402
 from pbrl.run.folder import prepare  # noqa: E402
+from pbrl.run.record import read  # noqa: E402
 from pbrl.run.settings import instantiate  # noqa: E402
 from pbrl.run.training import TrainingRun  # noqa: E402
 
@@ -36,7 +38,7 @@ IMAGES = ROOT / "docs" / "images"
 PERSON = ["oracle=mistake", "oracle.tau={error_rate: 0.2}"]  # one mistake in ten, and unsure where clips differ little
 
 
-def settings_of(folder: Path, seed: int, overrides: list[str]) -> tuple[dict[str, object], object]:
+def settings_of(folder: Path, seed: int, overrides: list[str]) -> tuple[dict[str, Any], Any]:
     """Of `experiment=human`, and the teacher who answers."""
     with initialize_config_module("conf"):
         given = [
@@ -57,25 +59,35 @@ def settings_of(folder: Path, seed: int, overrides: list[str]) -> tuple[dict[str
     return dict(OmegaConf.to_container(cfg, resolve=True)), teacher
 
 
+def go(run: TrainingRun, settings: dict[str, Any]) -> None:
+    """A run to its last iteration."""
+    prepare(settings)
+    loop.run(run, iterations=run.iterations, checkpoint_every=10, mirrors=lambda _: [], progress_bar=True)
+    run.ledger.close()
+
+
+def ask_directly(folder: Path, seed: int, overrides: list[str]) -> None:
+    """The same run without a page: the teacher is asked, and answers in the same words."""
+    settings, teacher = settings_of(folder / "direct" / f"seed_{seed}", seed, overrides)
+    run = TrainingRun(settings)
+    run.ledger.oracle = LevelledTeacher(teacher, run.ledger.oracle.confidence)
+    go(run, settings)
+
+
 def show(folder: Path, seed: int, seconds: float, overrides: list[str]) -> None:
-    """A run to its last iteration, with a person at the page who takes at least so many seconds an answer."""
+    """A run with a person at the page who takes at least so many seconds an answer."""
     settings, teacher = settings_of(folder / "runs" / f"seed_{seed}", seed, overrides)
     run = TrainingRun(settings)
-    person = LevelledTeacher(teacher, run.ledger.oracle.confidence)
-    prompter = Prompter(run.ledger.oracle, person, run.ledger)
+    prompter = Prompter(run.ledger.oracle, LevelledTeacher(teacher, run.ledger.oracle.confidence), run.ledger)
     over = threading.Event()
 
     def learn() -> None:
-        prepare(settings)
         try:
-            loop.run(run, iterations=run.iterations, checkpoint_every=10, mirrors=lambda _: [], progress_bar=True)
-            run.ledger.close()
+            go(run, settings)
         finally:
             over.set()
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "runs").mkdir(exist_ok=True)
-    begin = time.monotonic()
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
     with chromedriver() as driver, label(folder / "runs") as address:
         learning = threading.Thread(target=learn)
         learning.start()
@@ -83,21 +95,33 @@ def show(folder: Path, seed: int, seconds: float, overrides: list[str]) -> None:
         browser.look(1280, 800, "light")
         open_page(browser, address, "person")
         shown(browser, seconds=600)
-        pictures(browser)
+        take_pictures(browser)
         answer_all(browser, prompter, over, seconds)
         learning.join()
         marks = browser.script(
-            "return performance.getEntriesByName('shown').map(each => performance.timeOrigin + each.startTime)"
+            "return performance.getEntriesByName('shown').map(each => (performance.timeOrigin + each.startTime) / 1000)"
         )
         waits = browser.script("return performance.getEntriesByName('next question').map(each => each.duration)")
         browser.close()
-    first = [
-        min((mark / 1000 - asked for mark in marks if mark / 1000 >= asked), default=np.nan) for asked in prompter.asked
-    ]
-    report(settings, waits, first, time.monotonic() - begin, folder / f"seed_{seed}.json")
+    after = [min(mark - asked for mark in marks if mark >= asked) for asked in prompter.asked]
+    report(settings, waits, after)
 
 
-def pictures(browser: Browser) -> None:
+def report(settings: dict[str, Any], waits: list[float], after: list[float]) -> None:
+    """Print medians of how long the page took: from an answer on (waits, in ms), from a collection's end on (in s)."""
+    pairs = settings["pairs"]
+    within = [wait for number, wait in enumerate(waits, 1) if number % pairs]  # not those for the next iteration
+    between = np.array(waits[pairs - 1 :: pairs]) / 1000
+    print(
+        f"from an answer to the next question: {np.median(within):.0f} ms, at most {max(within):.0f} ms ({len(within)})"
+    )
+    print(f"from the last answer of an iteration to the next question: {np.median(between):.1f} s")
+    print(
+        f"from the end of a collection to its first question: {np.median(after[1:]):.1f} s; the first: {after[0]:.1f} s"
+    )
+
+
+def take_pictures(browser: Browser) -> None:
     """Of the page, as docs/human.md shows it."""
     browser.script("player.time = 0.6 * player.duration; play(false)")
     for width, height, scheme, name in ((1280, 800, "light", "label"), (390, 700, "dark", "label_phone")):
@@ -107,43 +131,24 @@ def pictures(browser: Browser) -> None:
     browser.look(1280, 800, "light")
 
 
-def report(settings: dict, waits: list[float], first: list[float], seconds: float, file: Path) -> None:
-    """Print and keep what was measured."""
-    rows = [json.loads(line) for line in (Path(settings["folder"]) / loop.RECORD).read_text().splitlines()]
-    pairs = settings["pairs"]
-    within = [wait for number, wait in enumerate(waits, 1) if number % pairs]  # not those for the next iteration
-    found = {
-        "answers": rows[-1]["pairs_asked"],
-        "minutes": seconds / 60,
-        "minutes_without_answers": sum(row["seconds_collect"] + row["seconds_learn"] for row in rows) / 60,
-        "first_question_seconds": first,
-        "next_question_ms": within,
-        "next_iteration_ms": waits[pairs - 1 :: pairs],
-        "evaluations": {row["iteration"]: row["eval_return"] for row in rows if "eval_return" in row},
-        "pairs_asked": [row["pairs_asked"] for row in rows],
-        "returns": [row["return_mean"] for row in rows],
-    }
-    file.write_text(json.dumps(found, indent=1))
-    print(f"{found['answers']} answers in {found['minutes']:.1f} minutes; returns {found['evaluations']}")
-    print(f"first question of the run after {first[0]:.2f} s, of later rounds {np.median(first[1:]):.2f} s (median)")
-    print(
-        f"next question {np.median(within):.0f} ms after an answer (median of {len(within)}), {max(within):.0f} ms at most"
-    )
-    print(
-        f"next iteration's first question {np.median(found['next_iteration_ms']) / 1000:.1f} s after the last answer (median)"
-    )
-
-
 def draw(folder: Path) -> None:
-    """The return against the answers given, of all seeds that are there."""
+    """The return against the answers given: at the page, and of all seeds that were asked directly."""
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
-    for file in sorted(folder.glob("seed_*.json")):
-        found = json.loads(file.read_text())
-        axes.plot(found["pairs_asked"], found["returns"], label=file.stem.replace("_", " "))
-    axes.set(xlabel="answers given at the page", ylabel="mean return of the clips asked from")
+    ends = []
+    for run in sorted(folder.glob("direct/seed_*")):
+        rows = read(run / loop.RECORD)
+        ends.append((rows[0]["eval_return"], rows[-1]["eval_return"]))
+        axes.plot([row["pairs_asked"] for row in rows], [row["return_mean"] for row in rows], color="tab:grey", lw=0.8)
+    for run in sorted(folder.glob("runs/seed_*")):
+        rows = read(run / loop.RECORD)
+        axes.plot(
+            [row["pairs_asked"] for row in rows], [row["return_mean"] for row in rows], label=f"at the page, {run.name}"
+        )
+    axes.set(xlabel="answers", ylabel="mean true return of the clips")
     axes.legend(frameon=False)
     figure.savefig(IMAGES / "label_curve.png", dpi=120)
+    print("true return of mean actions, first and last iteration, by seed:", np.round(ends, 1).tolist())
 
 
 def main() -> None:
@@ -152,9 +157,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0, help="that the person takes for an answer, at least")
+    parser.add_argument("--direct", action="store_true", help="without a page: for more seeds")
     parser.add_argument("overrides", nargs="*", help="settings of the run")
     options = parser.parse_args()
-    show(options.folder, options.seed, options.seconds, options.overrides)
+    if options.direct:
+        ask_directly(options.folder, options.seed, options.overrides)
+    else:
+        show(options.folder, options.seed, options.seconds, options.overrides)
     draw(options.folder)
 
 

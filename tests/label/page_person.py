@@ -69,6 +69,13 @@ class LevelledTeacher:
     def __init__(self, teacher: Teacher, levels: Sequence[float]) -> None:
         self.teacher, self.levels = teacher, np.array(levels)
 
+    @property
+    def needs_calibration(self) -> bool:
+        return self.teacher.needs_calibration
+
+    def calibrate(self, clips: Any) -> float:
+        return self.teacher.calibrate(clips)
+
     def verdicts(self, question: Question) -> list[tuple[str, int | None]]:
         """For each pair: "first", "second", "equal" or "skip", and how sure, from 1."""
         found: list[tuple[str, int | None]] = []
@@ -124,10 +131,10 @@ class Prompter:
 
     @property
     def needs_calibration(self) -> bool:
-        return self.teacher.teacher.needs_calibration
+        return self.teacher.needs_calibration
 
     def calibrate(self, clips: Any) -> float:
-        return self.teacher.teacher.calibrate(clips)
+        return self.teacher.calibrate(clips)
 
     def compare(self, question: Question) -> Answers:
         self.asked.append(time.time())
