@@ -28,7 +28,7 @@ import numpy as np
 
 from pbrl.run import questions
 from pbrl.run.folder import read_settings
-from pbrl.run.questions import Answer, AnswerLog, Round, ShownQuestion, digest
+from pbrl.run.questions import Answer, AnswerLog, QuestionsError, Round, ShownQuestion, digest
 from pbrl.run.settings import ConfigurationError
 from pbrl.run.signals import Stopped, caught_signal
 from pbrl.types import Answers, Film, Int64, Preferences, Question, Reason
@@ -183,6 +183,10 @@ class Human:
         """That the second clip is the better one, as a person stated it."""
         if answer.confidence is None:
             return 0.5
+        if answer.confidence > len(self.confidence):
+            raise QuestionsError(
+                f"{self.log.path} has confidence {answer.confidence}, of {len(self.confidence)} levels"
+            )
         stated = self.confidence[answer.confidence - 1]
         return stated if pair.prefers_second(answer.verdict) else 1.0 - stated
 

@@ -25,7 +25,7 @@ from pbrl.label.__main__ import main as label
 from pbrl.run import loop
 from pbrl.run.answer_table import answer_table
 from pbrl.run.preference_log import PreferenceLog, answers_of, read
-from pbrl.run.questions import AnswerLog, QuestionsError, read_question, read_round, write_page
+from pbrl.run.questions import Answer, AnswerLog, QuestionsError, read_question, read_round, write_page
 from pbrl.run.settings import ConfigurationError, check_node
 from pbrl.types import Question, Reason
 
@@ -262,6 +262,13 @@ def test_spoilt_answers_stop_a_run_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text("garbage\n")
     with pytest.raises(QuestionsError, match="line 1 cannot be used"):
         run(tmp_path, oracle, iterations=1)
+
+
+def test_more_confidence_than_there_is_stops_a_run_in_a_sentence(tmp_path: Path) -> None:
+    names = {"id": "0" * 32, "question": "1" * 32, "annotator": "ann"}
+    answer = Answer(**names, verdict="left", confidence=5, seconds=1.0, at="")
+    with pytest.raises(QuestionsError, match="has confidence 5, of 2 levels"):
+        human(tmp_path, confidence=[0.7, 0.9])._probability(None, answer)
 
 
 def test_every_task_has_its_question(tmp_path: Path) -> None:
