@@ -3,7 +3,7 @@
     python docs/human.py --folder /tmp/human --seed 0 --seconds 3
     python docs/human.py --folder /tmp/human --seed 1 --direct
 
-The person is a teacher who errs in a fifth of all answers and says how sure it is in five words only. It sits at a real
+The person is a teacher who makes one mistake in ten and says how sure it is in five words only. It sits at a real
 Chromium (`apt-get install chromium chromium-driver`) and answers by the keys. Writes the curve and the pictures of
 docs/human.md, and prints how long the page took. Asked directly, the teacher gives the same run, bit for bit.
 """
@@ -136,19 +136,17 @@ def draw(folder: Path) -> None:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     ends = []
-    for run in sorted(folder.glob("direct/seed_*")):
-        rows = read(run / loop.RECORD)
-        ends.append((rows[0]["eval_return"], rows[-1]["eval_return"]))
-        axes.plot([row["pairs_asked"] for row in rows], [row["return_mean"] for row in rows], color="tab:grey", lw=0.8)
-    for run in sorted(folder.glob("runs/seed_*")):
-        rows = read(run / loop.RECORD)
-        axes.plot(
-            [row["pairs_asked"] for row in rows], [row["return_mean"] for row in rows], label=f"at the page, {run.name}"
-        )
+    for where, colour, width in (("direct", "tab:grey", 0.8), ("runs", "tab:blue", 1.6)):
+        for number, run in enumerate(sorted((folder / where).glob("seed_*"))):
+            rows = read(run / loop.RECORD)
+            name = {"direct": "asked directly", "runs": f"at the page, {run.name.replace('_', ' ')}"}[where]
+            answers, returns = ([row[key] for row in rows] for key in ("pairs_asked", "return_mean"))
+            axes.plot(answers, returns, color=colour, linewidth=width, label=name if number == 0 else None)
+            ends.append((where, run.name, round(rows[0]["eval_return"], 1), round(rows[-1]["eval_return"], 1)))
     axes.set(xlabel="answers", ylabel="mean true return of the clips")
     axes.legend(frameon=False)
     figure.savefig(IMAGES / "label_curve.png", dpi=120)
-    print("true return of mean actions, first and last iteration, by seed:", np.round(ends, 1).tolist())
+    print("true return of mean actions, first and last iteration:", *ends, sep="\n  ")
 
 
 def main() -> None:
