@@ -35,7 +35,7 @@ from agents import subspaces
 from agents.pairing import by_index
 from pbrl.ledger import Budget
 from pbrl.normaliser import Normaliser
-from pbrl.policy import Policy
+from pbrl.policy import LowRank, Policy
 from pbrl.types import Behaviour, Float32, Float64, Metrics, join
 
 
@@ -92,7 +92,7 @@ class PES:
 
         # one trajectory of theta - sigma L eps_i, one of theta + sigma L eps_i; compare them
         change = sigma * L.lift(eps)
-        behaviour = self._collect(budget, np.concatenate([theta - change, theta + change]), n, directions)
+        behaviour = self._collect(budget, self._arms(np.concatenate([-change, change])), n, directions)
         minus, plus = (behaviour.number[(behaviour.policy >= directions) == sign] for sign in (False, True))
         pairs = by_index(minus, plus, P)
         answers = budget.compare(pairs)
@@ -122,8 +122,13 @@ class PES:
             self.parameters = theta + L.lift(np.float32(step / rms) * m)
         return {"step": step, "agreement": z, "gradient_norm": _norm(g), "update_norm": _norm(self.parameters - theta)}
 
-    def _collect(self, budget: Budget, arms: Float32, n: int, directions: int) -> Behaviour:
-        """n trajectories of each sign, in groups; arms [2 * directions, d] has those with a minus first."""
+    def _arms(self, changes: Float32) -> Float32 | LowRank:
+        """The policies theta + changes [2 * directions, d]; those of low rank share the work of acting."""
+        theta = self.parameters
+        return theta + changes if self.rank is None else LowRank.around(self.policy, theta, changes, self.rank)
+
+    def _collect(self, budget: Budget, arms: Float32 | LowRank, n: int, directions: int) -> Behaviour:
+        """n trajectories of each sign, in groups; of the arms, those with a minus come first."""
         keep = () if self.subspace.fitted else ("observations",)
         direction = np.sort(np.arange(n) % directions)
         return join(

@@ -62,7 +62,7 @@ def draw(rng: np.random.Generator, shapes: Sequence[Shape], n: int, rank: int | 
     """n directions [n, k], each number with mean 0 and variance 1.
 
     Without a rank they are from N(0, I_k). With one, a matrix with more rows and columns than that is a product of two
-    Gaussian matrices, divided by the square root of the rank.
+    Gaussian matrices, divided by the square root of the rank: `pbrl.policy.LowRank.around` finds the two again.
     """
     directions = []
     for rows, columns in shapes:

@@ -49,7 +49,8 @@ class Change(NamedTuple):
 class LowRank:
     """K policies that differ from one by matrices of low rank: together they act nearly as fast as one alone.
 
-    `collect` takes it in place of parameters [K, size]. A search makes it from its directions with `around`.
+    `collect` takes it in place of parameters [K, size], and a search makes it from its directions with `around`.
+    `np.asarray` of it is the parameters.
     """
 
     base: Float32  # [size] the parameters of the one
@@ -78,6 +79,10 @@ class LowRank:
                 )
             layers.append(Change(U, V, bias))
         return cls(base=base, layers=layers, log_std=rest)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        parts = [part.reshape(len(self), -1) for U, V, bias in self.layers for part in (U @ V, bias)]
+        return (self.base + np.concatenate([*parts, self.log_std], axis=1)).astype(dtype or np.float32)
 
     def folded(self, normaliser: Normaliser | None) -> list[Change]:
         """The changes to layers of which the first normalises."""

@@ -28,7 +28,8 @@ def workers() -> Iterator[ThreadPoolExecutor]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads) as pool:
+        # What torch was told holds for the thread that told it: another begins with a thread per core.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield pool
     finally:
         torch.set_num_threads(threads)

@@ -1,6 +1,8 @@
 """Cores, and workers: results in order, and torch's own threads as they were."""
 
 import os
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,24 @@ def test_workers_take_the_place_of_torchs_threads():
         assert set(pool.map(lambda _: torch.get_num_threads(), range(9))) == {1}
         assert list(pool.map(lambda n: n**2, range(9))) == [n**2 for n in range(9)]
     assert torch.get_num_threads() == 3
+
+
+TASKS = Path("/proc/self/task")  # the process's threads
+
+
+@pytest.mark.skipif(not TASKS.is_dir(), reason="only Linux lists a process's threads there")
+@pytest.mark.usefixtures("three_threads")
+def test_a_product_in_a_worker_starts_no_threads_of_its_own():
+    def multiply(_):
+        x = torch.ones(500, 256)
+        for _ in range(3):
+            x = x @ torch.ones(256, 256)
+        return len([*TASKS.iterdir()])
+
+    with workers() as pool:
+        list(pool.map(lambda _: time.sleep(0.05), range(3)))  # all three have started
+        before = len([*TASKS.iterdir()])
+        assert {*pool.map(multiply, range(9))} == {before}
 
 
 @pytest.mark.usefixtures("three_threads")

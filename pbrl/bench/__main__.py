@@ -1,13 +1,13 @@
 """How fast everything is, beside its limit and its peers.
 
-    python -m pbrl.bench                                     a quarter of an hour
+    python -m pbrl.bench                                     half an hour
     python -m pbrl.bench short=true                          a minute
     python -m pbrl.bench tasks=[walker_walk] only=[EnvPool]  one task, some of the contenders
 
 It prints tables of medians, and writes them as CSV files.
 """
 
-from pbrl.bench.collection import main
+from pbrl.bench.program import main
 from pbrl.run.command_line import run_main
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
+from pbrl.bench.turns import take_turns
 from pbrl.ledger import Ledger
 from pbrl.run.settings import build
 from pbrl.run.training import build_agent
@@ -20,11 +22,12 @@ Turn = dict[str, float]  # seconds of an iteration's parts
 PARTS = ("collect", "ask", "learn")
 
 
-def iteration(agent: Agent, ledger: Ledger) -> Callable[[int], Turn]:
-    """One iteration of an agent, timed."""
+def iteration(agent: Agent, ledger: Ledger) -> Callable[[], Turn]:
+    """The agent's next iteration, timed."""
+    numbers = count()
 
-    def run(number: int) -> Turn:
-        budget = ledger.open_iteration(number)
+    def run() -> Turn:
+        budget = ledger.open_iteration(next(numbers))
         begin = time.perf_counter()
         agent.iterate(budget)
         whole = time.perf_counter() - begin
@@ -59,18 +62,7 @@ def measure(
             pairs_per_iteration=pairs,
         )
         runs[name] = iteration(agent, ledger)
-    return [{"task": task, **row} for row in medians(take_turns(runs, alternations))]
-
-
-def take_turns(runs: Mapping[str, Callable[[int], Turn]], alternations: int) -> dict[str, list[Turn]]:
-    """The turns of each agent. Before the first, each has one to warm up."""
-    turns: dict[str, list[Turn]] = {name: [] for name in runs}
-    for number in range(alternations + 1):
-        for name, run in runs.items():
-            turn = run(number)
-            if number > 0:
-                turns[name].append(turn)
-    return turns
+    return [{"task": task, **row} for row in medians(take_turns(runs, alternations, task))]
 
 
 def medians(turns: Mapping[str, Sequence[Turn]]) -> list[dict[str, Any]]:

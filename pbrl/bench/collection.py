@@ -1,37 +1,26 @@
 """How fast collection is, compared with the physics alone and with other simulators.
 
-    python -m pbrl.bench [short=true]
-
-Timings on a shared machine vary by a third. So all contenders take turns, and a ratio is taken within each turn; the
-table shows medians. The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
+The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
 same states and with the same actions as one of our collections, without policy, observation, reward or reset (but
 with the steps that dm_control takes to settle a cheetah, which are physics).
 """
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from itertools import count, pairwise
 from typing import Any
 
-import hydra
 import mujoco
 import numpy as np
 from mujoco import rollout
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
 
 import pbrl.simulation.vector
-from pbrl.bench.agents import PARTS, measure
-from pbrl.bench.teachers import seconds
-from pbrl.policy import GaussianPolicy
-from pbrl.run.settings import instantiate
+from pbrl.bench.turns import ratio
+from pbrl.policy import GaussianPolicy, LowRank
 from pbrl.simulation import native, tasks
 from pbrl.simulation.packing import pack
 from pbrl.simulation.simulator import Simulator
@@ -39,6 +28,7 @@ from pbrl.simulation.worlds import flatten
 from pbrl.types import Float32, Int64
 
 Contender = Callable[[], float]  # runs once, returns control steps per second
+EVERYWHERE, RANK_1 = "different everywhere", "different by rank 1"  # how the policies of a collection differ
 _SETTLING = 200  # physics steps of dm_control's cheetah before each episode
 _ENVPOOL = {"swimmer_swimmer6": "SwimmerSwimmer6-v1", "swimmer_swimmer15": "SwimmerSwimmer15-v1"}
 
@@ -50,10 +40,12 @@ def timed(steps: int, work: Callable[[], Any]) -> float:
     return steps / (time.perf_counter() - begin)
 
 
-def collection(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+def collection(
+    simulator: Simulator, policy: GaussianPolicy, parameters: Float32 | LowRank, trajectories: int
+) -> Contender:
     """Our closed loop, from reset to last step, with sampled actions; one policy for each row of parameters."""
     arms = np.arange(trajectories) % len(parameters)
-    turns = iter(range(1_000_000))
+    turns = count()
     return lambda: timed(
         trajectories * simulator.steps,
         lambda: simulator.collect(policy, parameters, arms, iteration=next(turns)),
@@ -173,6 +165,27 @@ def batched_env(simulator: Simulator, trajectories: int) -> Contender:
     return lambda: timed(trajectories * simulator.steps, run)
 
 
+def policy_of(simulator: Simulator, hidden: Sequence[int]) -> GaussianPolicy:
+    """The policy in every loop."""
+    gains = {"hidden_gain": 2**0.5, "output_gain": 0.01, "initial_log_std": 0.0}
+    return GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=hidden, **gains)
+
+
+def different(policy: GaussianPolicy, theta: Float32, count: int) -> dict[str, Float32 | LowRank]:
+    """So many policies near theta, in two ways: different everywhere, and by a matrix of rank 1 in each layer."""
+    rng = np.random.default_rng(1)
+    everywhere = rng.standard_normal((count, policy.size), np.float32)
+    parts = []
+    for inputs, outputs in pairwise(policy.sizes):
+        column, row = (
+            rng.standard_normal((count, inputs, 1), np.float32),
+            rng.standard_normal((count, 1, outputs), np.float32),
+        )
+        parts += [(column @ row).reshape(count, -1), rng.standard_normal((count, outputs), np.float32)]
+    rank_1 = np.concatenate([*parts, rng.standard_normal((count, policy.act_size), np.float32)], axis=1)
+    return {EVERYWHERE: theta + 0.04 * everywhere, RANK_1: LowRank.around(policy, theta, np.float32(0.04) * rank_1, 1)}
+
+
 def contenders(
     task: str,
     *,
@@ -185,17 +198,18 @@ def contenders(
 ) -> dict[str, Contender]:
     """All that take turns on a task, the limit first; `only` these, beside the limit and ours."""
     simulator = Simulator(task, seed=0, threads=threads, steps=steps)
-    gains = {"hidden_gain": 2**0.5, "output_gain": 0.01, "initial_log_std": 0.0}
-    policy = GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=hidden, **gains)
+    policy = policy_of(simulator, hidden)
     rng = np.random.default_rng(0)
     theta = policy.initial(rng)
-    parameters = np.stack([theta, theta + 0.04 * rng.standard_normal(policy.size).astype(np.float32)])
+    parameters = theta + 0.04 * rng.standard_normal((2, policy.size), np.float32)
     common = (simulator, policy, parameters)
     found = {"physics limit": physics_limit(*common, trajectories), "pbrl": collection(*common, trajectories)}
     if simulator.threads > 1:
         single = Simulator(task, seed=0, threads=1, steps=steps)
         found["pbrl, 1 thread"] = collection(single, policy, parameters, trajectories // simulator.threads)
     found["pbrl, one policy"] = collection(simulator, policy, parameters[:1], trajectories)
+    for what, policies in different(policy, theta, trajectories).items():
+        found[f"pbrl, {trajectories} policies, {what}"] = collection(simulator, policy, policies, trajectories)
     found["pbrl, half the trajectories"] = collection(*common, trajectories // 2)
     found["pbrl.simulation.vector, random actions"] = batched_env(simulator, trajectories)
     found["dm_control loop"] = dm_control_loop(*common, peer_trajectories)
@@ -205,22 +219,6 @@ def contenders(
         found["SB3 over shimmy"] = sb3_loop(*common, peer_trajectories)
     wanted = found if only is None else ["physics limit", "pbrl", *only]
     return {what: run for what, run in found.items() if what in wanted}
-
-
-def take_turns(running: Mapping[str, Contender], alternations: int, title: str) -> dict[str, list[float]]:
-    """Speeds of each contender, one for each turn. Before the first, each runs once to compile and warm up."""
-    for run in running.values():
-        run()
-    speeds: dict[str, list[float]] = {what: [] for what in running}
-    turns = [what for _ in range(alternations) for what in running]
-    for what in tqdm(turns, desc=f"{title:15s}", unit="run", leave=False):
-        speeds[what].append(running[what]())
-    return speeds
-
-
-def ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
-    """How many times as fast as another: the median of the ratios within each turn."""
-    return statistics.median(one / other for one, other in zip(speeds, others, strict=True))
 
 
 def rows_of(task: str, speeds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -234,67 +232,3 @@ def rows_of(task: str, speeds: Mapping[str, Sequence[float]]) -> list[dict[str, 
         }
         for what, measured in speeds.items()
     ]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A table as CSV."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-@hydra.main(config_path="pkg://conf", config_name="bench")
-def main(cfg: DictConfig) -> None:
-    """Measure, print a table, write it as CSV."""
-    if cfg.short:
-        cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
-    for task in [*cfg.tasks, cfg.agents_task]:
-        try:
-            tasks.find(task)
-        except tasks.UnknownTaskError as error:
-            raise SystemExit(f"pbrl.bench: {error}") from None
-    output = Path(cfg.output)
-    output.mkdir(parents=True, exist_ok=True)
-    table = Table(title="control steps per second (medians)")
-    for column in ("task", "what", "steps/s", "of the limit", "pbrl is faster by"):
-        table.add_column(column, justify="left" if column in ("task", "what") else "right")
-    settings = ("trajectories", "peer_trajectories", "steps", "threads", "hidden", "only")
-    rows = []
-    for task in cfg.tasks:
-        running = contenders(task, **{name: cfg[name] for name in settings})
-        speeds = take_turns(running, cfg.alternations, task)
-        for row in rows_of(task, speeds):
-            rows.append(row)
-            faster = ratio(speeds["pbrl"], speeds[row["what"]])
-            numbers = f"{row['steps_per_second']:,}", f"{row['ratio_to_limit']:.2f}", f"{faster:.2f}x"
-            table.add_row(task, row["what"], *numbers)
-        table.add_section()
-        write(output / "simulator.csv", rows)  # after each task: nothing measured is lost
-    if cfg.tasks:
-        Console().print(table)
-    iterations = measure(
-        cfg.agents_task,
-        OmegaConf.to_container(cfg.agents, resolve=True),  # type: ignore[arg-type]
-        OmegaConf.to_container(cfg.oracle, resolve=True),  # type: ignore[arg-type]
-        trajectories=cfg.trajectories,
-        pairs=cfg.trajectories // 2,
-        steps=cfg.steps,
-        threads=cfg.threads,
-        alternations=cfg.alternations,
-    )
-    write(output / "agents.csv", iterations)
-    table = Table(title=f"one iteration of {cfg.trajectories} trajectories on {cfg.agents_task} (medians)")
-    for column in ("agent", "collect, s", "ask, s", "learn, s", "whole / collection"):
-        table.add_column(column, justify="left" if column == "agent" else "right")
-    for row in iterations:
-        parts = [f"{row[f'seconds_{part}']:.3f}" for part in PARTS]
-        table.add_row(row["agent"], *parts, f"{row['ratio_to_collection']:.2f}")
-    Console().print(table)
-    print(f"written to {output}: {'simulator.csv, ' if cfg.tasks else ''}agents.csv")
-    teacher = instantiate(cfg.oracle, rng=np.random.default_rng(0))
-    reading, comparing = seconds(teacher, rng=np.random.default_rng(1), repeats=cfg.alternations, **cfg.comparisons)
-    print(
-        f"{cfg.comparisons.pairs:,} comparisons of {cfg.comparisons.steps}-step clips take the teacher "
-        f"{comparing:.3f} s, {reading:.3f} s of it to read the rewards"
-    )

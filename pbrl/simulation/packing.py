@@ -23,7 +23,7 @@ def pack(policy: Policy, parameters: Float32 | LowRank) -> native.Policies:
     low, high = weights.log_std_bounds or (0.0, 0.0)
     centre, scale = weights.centre_and_scale or (np.zeros(0), np.zeros(0))
     return native.Policies(
-        layers=np.concatenate([_packed_layer(*layer) for layer in weights.layers], axis=1),
+        layers=_packed_layers(weights.layers),
         ranks=np.array([change.V.shape[1] for change in changes], np.int64),
         changes=_packed_changes(changes) if changes else np.zeros((0, 0), np.float32),
         sizes=np.array(policy.sizes),
@@ -37,12 +37,18 @@ def pack(policy: Policy, parameters: Float32 | LowRank) -> native.Policies:
     )
 
 
-def _packed_layer(weights: Float32, bias: Float32) -> Float32:
-    """A layer's panels [K, packed]: each has the bias and the weights of a few outputs."""
-    count, inputs, outputs = weights.shape
-    layer = np.zeros((count, inputs + 1, native.padded(outputs)), np.float32)
-    layer[:, 0, :outputs], layer[:, 1:, :outputs] = bias, weights
-    return layer.reshape(count, inputs + 1, -1, native.LANES).swapaxes(1, 2).reshape(count, -1)
+def _packed_layers(layers: Sequence[tuple[Float32, Float32]]) -> Float32:
+    """All layers of each policy [K, packed]: panel by panel the bias and the weights of a few outputs, padded by 0."""
+    sizes = [(weights.shape[1] + 1) * native.padded(weights.shape[2]) for weights, _ in layers]
+    packed = np.zeros((len(layers[0][0]), sum(sizes)), np.float32)
+    for (weights, bias), part in zip(layers, np.split(packed, np.cumsum(sizes[:-1]), axis=1), strict=True):
+        K, inputs, outputs = weights.shape
+        panels = part.reshape(K, -1, inputs + 1, native.LANES)  # a view
+        for panel, first in enumerate(range(0, outputs, native.LANES)):
+            some = slice(first, min(first + native.LANES, outputs))
+            panels[:, panel, 0, : some.stop - first] = bias[:, some]
+            panels[:, panel, 1:, : some.stop - first] = weights[:, :, some]
+    return packed
 
 
 def _packed_changes(changes: Sequence[Change]) -> Float32:

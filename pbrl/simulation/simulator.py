@@ -108,6 +108,10 @@ class Simulator:
             for k in np.unique(assignment):
                 start[assignment == k] = first_trajectory + np.arange(np.sum(assignment == k))
 
+        arms = assignment
+        if not isinstance(parameters, LowRank):
+            acting, arms = np.unique(assignment, return_inverse=True)  # no others need to be packed
+            parameters = parameters[acting] if len(acting) < len(parameters) else parameters
         policies = pack(policy, parameters)
         rewards = np.zeros((n, self.steps))
         observations = np.zeros((n if "observations" in keep else 0, self.steps + 1, self.obs_size), np.float32)
@@ -118,7 +122,7 @@ class Simulator:
             worlds.reset([np.random.RandomState(self._bits(iteration, start[row], _START)) for row in rows])
             noise = [] if mean_actions else [self._noise(iteration, trajectory[row]) for row in rows]
             chunk = compiled.Episodes(
-                policy=assignment[rows],
+                policy=arms[rows],
                 noise=np.stack(noise) if noise else np.empty((0, self.steps, self.act_size), np.float32),
                 rewards=rewards[rows],
                 observations=observations[rows] if len(observations) else observations,

@@ -9,9 +9,13 @@ terminates, and so does physics that diverged (`info["diverged"]`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -22,7 +26,7 @@ from numpy.random import RandomState
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.tasks import Task
 from pbrl.simulation.worlds import NativeWorlds, PlainWorlds, Worlds
-from pbrl.types import Bool, Float64
+from pbrl.types import Bool, Float64, Int64
 
 
 def _spaces(simulator: Simulator) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
@@ -30,6 +34,90 @@ def _spaces(simulator: Simulator) -> tuple[gymnasium.spaces.Box, gymnasium.space
     low, high = simulator.action_bounds
     observations = gymnasium.spaces.Box(-np.inf, np.inf, (simulator.obs_size,), np.float64)
     return observations, gymnasium.spaces.Box(low, high, dtype=np.float64)
+
+
+class _Threads:
+    """Threads that each have one piece of work, and wait until it is to be done again. The caller is one of them.
+
+    They must not keep alive whoever waits for them: nothing else would ever stop them.
+    """
+
+    def __init__(self, *works: Callable[[], None]) -> None:
+        self._own, *others = works
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._again: list[SimpleQueue[bool]] = [SimpleQueue() for _ in others]
+        for again, work in zip(self._again, others, strict=True):
+            Thread(target=_whenever_asked, args=(again, work, self._done), daemon=True).start()
+        self._working = 0  # threads
+        self.stop = weakref.finalize(self, _stop, self._again)
+
+    def run(self) -> None:
+        """Do all work once. Every thread is done when this returns or raises."""
+        if not self.stop.alive:
+            raise gymnasium.error.ClosedEnvironmentError("these environments were closed: make new ones")
+        self._wait()  # where an interrupted run did not
+        for again in self._again:
+            again.put(True)
+        self._working = len(self._again)
+        try:
+            self._own()
+        finally:
+            errors = self._wait()
+        for error in errors:
+            raise error
+
+    def _wait(self) -> list[BaseException]:
+        """Wait for the threads that are at work; what went wrong in them."""
+        errors = []
+        while self._working > 0:
+            if (error := self._done.get()) is not None:
+                errors.append(error)
+            self._working -= 1
+        return errors
+
+
+def _whenever_asked(
+    again: SimpleQueue[bool], work: Callable[[], None], done: SimpleQueue[BaseException | None]
+) -> None:
+    """A thread's life."""
+    while again.get():
+        try:
+            work()
+        except BaseException as error:  # the caller raises it
+            done.put(error)
+        else:
+            done.put(None)
+
+
+def _stop(threads: list[SimpleQueue[bool]]) -> None:
+    for again in threads:
+        again.put(False)
+
+
+class _Arrays(NamedTuple):
+    """The present of some environments, row by row."""
+
+    actions: Float64  # [n, act] to apply
+    obs: Float64  # [n, obs]
+    rewards: Float64  # [n]
+    elapsed: Int64  # [n] control steps since the episode began
+    ended: Bool  # [n] whether the task itself has ended the episode
+    diverged: Bool  # [n]
+    resetting: Bool  # [n] whether the next step begins an episode
+
+
+def _step(worlds: Worlds, streams: Sequence[RandomState], arrays: _Arrays) -> None:
+    """One control step of the environments that are running; the others begin a new episode."""
+    actions, obs, rewards, elapsed, ended, diverged, resetting = arrays
+    if resetting.any():
+        worlds.reset([stream if begins else None for stream, begins in zip(streams, resetting, strict=True)])
+        worlds.observe(obs)
+    elapsed += 1
+    elapsed[resetting] = 0
+    ended[:] = False
+    diverged[:] = resetting  # `Worlds.step` skips these, and adds those that diverge
+    worlds.step(actions, obs, rewards, ended, diverged)
+    diverged &= ~resetting
 
 
 class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
@@ -45,14 +133,22 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         self.single_observation_space, self.single_action_space = _spaces(simulator)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self._arrays = _Arrays(
+            actions=np.zeros((num_envs, simulator.act_size)),
+            obs=np.zeros((num_envs, simulator.obs_size)),
+            rewards=np.zeros(num_envs),
+            elapsed=np.zeros(num_envs, np.int64),
+            ended=np.zeros(num_envs, np.bool_),
+            diverged=np.zeros(num_envs, np.bool_),
+            resetting=np.ones(num_envs, np.bool_),
+        )
         shares = np.array_split(np.arange(num_envs), min(simulator.threads, num_envs))
         self._shares = [slice(share[0], share[-1] + 1) for share in shares]
         make: type[NativeWorlds | PlainWorlds] = NativeWorlds if simulator.native else PlainWorlds
-        self._worlds: list[Worlds] = [make(task, share.stop - share.start) for share in self._shares]
-        self._pool = ThreadPoolExecutor(len(self._shares))
-        self._act_size, self._streams = simulator.act_size, list[RandomState]()  # one stream for each, after reset
-        self._obs = np.zeros((num_envs, simulator.obs_size))
-        self._elapsed, self._over = np.zeros(num_envs, np.int64), np.ones(num_envs, np.bool_)
+        self._worlds: list[Worlds] = [make(task, len(share)) for share in shares]
+        self._streams: list[list[RandomState]] = [[] for _ in shares]  # one stream for each, after reset
+        views = [_Arrays(*[array[share] for array in self._arrays]) for share in self._shares]  # type: ignore[arg-type]
+        self._threads = _Threads(*map(partial, repeat(_step), self._worlds, self._streams, views))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -72,37 +168,36 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
                 f"seed must be one number, or one for each of {self.num_envs} environments, not {len(seeds)}"
             )
         super().reset(seed=seeds[0], options=options)
-        self._streams = [
-            RandomState(np.random.PCG64(each)) if each is not None or not self._streams else self._streams[i]
-            for i, each in enumerate(seeds)
-        ]
-        self._over[:] = True
-        self._in_threads(np.zeros((self.num_envs, self._act_size)))
-        return self._obs.copy(), {}
+        for streams, share in zip(self._streams, self._shares, strict=True):
+            streams[:] = [
+                RandomState(np.random.PCG64(each)) if each is not None or not streams else streams[i]
+                for i, each in enumerate(seeds[share])
+            ]
+        self._arrays.resetting[:] = True
+        self._threads.run()
+        self._arrays.resetting[:] = False
+        return self._arrays.obs.copy(), {}
 
     def step(self, actions: Float64) -> tuple[Float64, Float64, Bool, Bool, dict[str, Any]]:
         """One control step [num_envs, act]; an environment whose episode has ended begins a new one instead."""
-        if not self._streams:
+        if not self._streams[0]:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        rewards, ended, diverged = self._in_threads(self._checked(actions))
-        truncated = self._elapsed >= self.steps
-        terminated = (ended | diverged) & ~truncated
-        self._over = terminated | truncated
-        return (
-            self._obs.copy(),
-            rewards,
-            terminated,
-            truncated,
-            {"diverged": diverged} if diverged.any() else {},
-        )
+        now = self._arrays
+        now.actions[:] = self._checked(actions)
+        self._threads.run()
+        truncated = now.elapsed >= self.steps
+        terminated = (now.ended | now.diverged) & ~truncated
+        np.logical_or(terminated, truncated, out=now.resetting)
+        info = {"diverged": now.diverged.copy()} if now.diverged.any() else {}
+        return now.obs.copy(), now.rewards.copy(), terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002
         """Stop the threads."""
-        self._pool.shutdown()
+        self._threads.stop()
 
-    def _checked(self, actions: Any) -> Float64:
-        """The actions as compiled code reads them, which checks nothing."""
-        given, shape = np.asarray(actions), (self.num_envs, self._act_size)
+    def _checked(self, actions: Any) -> Any:
+        """The actions, if they are fit for compiled code, which checks nothing."""
+        given, shape = np.asarray(actions), self._arrays.actions.shape
         if given.shape != shape:
             raise ValueError(f"actions must have shape {shape}, (environments, actions of each), not {given.shape}")
         if given.dtype.kind not in "fiu":
@@ -110,31 +205,7 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         if not np.isfinite(given).all():
             bad = np.flatnonzero(~np.isfinite(given).all(axis=1))
             raise ValueError(f"the actions of environment {bad.tolist()} contain NaN or infinity")
-        return np.ascontiguousarray(given, np.float64)
-
-    def _in_threads(self, actions: Float64) -> tuple[Float64, Bool, Bool]:
-        """Step the environments that are running, begin a new episode in the others."""
-        rewards = np.zeros(self.num_envs)
-        ended, diverged = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        resetting = self._over.copy()
-        skipped = resetting.copy()  # Worlds.step skips those that are being reset, and adds those that diverge
-
-        def work(worlds: Worlds, share: slice) -> None:
-            if resetting[share].any():
-                worlds.reset(
-                    [
-                        stream if over else None
-                        for stream, over in zip(self._streams[share], resetting[share], strict=True)
-                    ]
-                )
-                worlds.observe(self._obs[share])
-            worlds.step(actions[share], self._obs[share], rewards[share], ended[share], skipped[share])
-            diverged[share] = skipped[share] & ~resetting[share]
-
-        list(self._pool.map(work, self._worlds, self._shares))
-        self._elapsed = np.where(resetting, 0, self._elapsed + 1)
-        self._over[:] = False
-        return rewards, ended, diverged
+        return given
 
 
 class SingleEnv(gymnasium.Env[Float64, Float64]):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from teachers import RATIONAL
 
-from pbrl.bench import agents, collection, teachers
+from pbrl.bench import agents, collection, figure, learning, program, teachers, turns
 from pbrl.ledger import Ledger
 from pbrl.types import Pairs, Question, Trajectories
 
@@ -66,7 +67,7 @@ def test_contenders_take_turns_and_the_first_of_each_does_not_count() -> None:
         return run
 
     running = {"one": contender("one", [1.0, 30.0, 10.0]), "other": contender("other", [2.0, 6.0, 5.0])}
-    assert collection.take_turns(running, 2, "task") == {"one": [30.0, 10.0], "other": [6.0, 5.0]}
+    assert turns.take_turns(running, 2, "task") == {"one": [30.0, 10.0], "other": [6.0, 5.0]}
     assert order == ["one", "other"] * 3
 
 
@@ -78,7 +79,7 @@ def test_speeds_are_medians_and_ratios_are_taken_within_a_turn() -> None:
         {"task": "walker_walk", "what": "pbrl", "steps_per_second": 800, "ratio_to_limit": 0.8},
         {"task": "walker_walk", "what": "peer", "steps_per_second": 88, "ratio_to_limit": 0.1},
     ]
-    assert collection.ratio(speeds["pbrl"], speeds["peer"]) == 8.0
+    assert turns.ratio(speeds["pbrl"], speeds["peer"]) == 8.0
 
 
 # Agents
@@ -145,29 +146,14 @@ def test_an_iterations_time_is_divided_among_its_parts(clock: Clock) -> None:
         pairs_per_iteration=1,
     )
     run = agents.iteration(TimedAgent(clock), ledger)  # type: ignore[arg-type]
-    for number in range(2):
-        assert run(number) == {"collect": 6.0, "ask": 0.5, "learn": 5.0, "whole": 11.5}
-
-
-def test_agents_take_turns_and_the_first_of_each_does_not_count() -> None:
-    order: list[tuple[str, int]] = []
-
-    def run(name: str) -> Callable[[int], agents.Turn]:
-        def turn(number: int) -> agents.Turn:
-            order.append((name, number))
-            return {"whole": float(number)}
-
-        return turn
-
-    turns = agents.take_turns({"one": run("one"), "other": run("other")}, 2)
-    assert turns == {"one": [{"whole": 1.0}, {"whole": 2.0}], "other": [{"whole": 1.0}, {"whole": 2.0}]}
-    assert order == [(name, number) for number in range(3) for name in ("one", "other")]
+    for _ in range(2):
+        assert run() == {"collect": 6.0, "ask": 0.5, "learn": 5.0, "whole": 11.5}
 
 
 def test_an_agents_row_is_of_medians() -> None:
     seconds = [(2.0, 0.1, 2.0, 6.0), (20.0, 0.2, 10.0, 50.0), (4.0, 0.9, 1.0, 9.0)]
-    turns = [dict(zip(("collect", "ask", "learn", "whole"), each, strict=True)) for each in seconds]
-    assert agents.medians({"ncrs": turns}) == [
+    measured = [dict(zip(("collect", "ask", "learn", "whole"), each, strict=True)) for each in seconds]
+    assert agents.medians({"ncrs": measured}) == [
         {
             "agent": "ncrs",
             "seconds_collect": 4.0,
@@ -176,6 +162,73 @@ def test_an_agents_row_is_of_medians() -> None:
             "ratio_to_collection": 2.5,  # of 3, 2.5 and 2.25
         }
     ]
+
+
+# Learning
+
+
+def test_a_networks_weights_are_counted() -> None:
+    assert learning.count_weights([3, 5, 2]) == 3 * 5 + 5 * 2
+
+
+class TimedLearner:
+    """Takes two seconds for whatever it learns from."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.policy = SimpleNamespace(sizes=(3, 4, 2), obs_size=3, act_size=2)
+        self.learn = self.fit = self.update = lambda *_: clock.move(2.0)
+        self.remember = lambda *_: None
+        self.reward_model = self.ppo = self
+
+
+def test_a_learners_operations_are_those_of_its_mathematics(clock: Clock) -> None:
+    """Six operations for each row and weight in a pass forward and back, two in a pass forward."""
+    simulator = SimpleNamespace(steps=10, obs_size=3, act_size=2)
+    experience = learning.random_experience(simulator, 8)  # type: ignore[arg-type]
+    learner, weights = TimedLearner(clock), 3 * 4 + 4 * 2
+    dpo = learning.dpo(learner, {"batch_pairs": 3, "gradient_steps": 5}, *experience)
+    assert dpo() == pytest.approx((6 * 5 * 3 + 2 * 1) * 20 * weights / 2.0 / 1e9)  # 4 pairs of 2 x 10 rows
+    settings = {"reward_model": {"hidden": [4], "batch_pairs": 32, "gradient_steps": 10}}
+    model = learning.reward_model(learner, settings, *experience)
+    assert model() == pytest.approx(6 * 10 * 4 * 20 * (5 * 4 + 4 * 1) / 2.0 / 1e9)
+    ppo = learning.ppo(learner, {"ppo": {"critic_hidden": [4]}}, *experience)
+    assert ppo() == pytest.approx((2 + 6) * 80 * (weights + 3 * 4 + 4 * 1) / 2.0 / 1e9)
+
+
+def test_the_learners_limit_is_a_product_in_every_thread(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[int] = []
+    monkeypatch.setattr(torch, "mm", lambda x, _, out: (products.append(len(x)), clock.move(0.5), out)[2])
+    threads = torch.get_num_threads()
+    speed = learning.matrix_product(rows=20, width=4)()
+    assert products == [20] * learning._PRODUCTS * threads
+    assert speed == pytest.approx(2 * 20 * 4 * 4 * len(products) / (0.5 * len(products)) / 1e9)
+
+
+def test_a_learners_row_is_of_medians_and_ratios_within_a_turn() -> None:
+    speeds = {"matrix product": [100.0, 10.0, 110.0], "DPO": [60.0, 7.0, 55.0]}
+    assert learning.rows_of("walker_walk", speeds) == [
+        {"task": "walker_walk", "what": "matrix product", "gflop_per_second": 100.0, "ratio_to_limit": 1.0},
+        {"task": "walker_walk", "what": "DPO", "gflop_per_second": 55.0, "ratio_to_limit": 0.6},
+    ]
+
+
+# The figure
+
+
+def test_the_figures_hours_are_those_of_all_its_iterations() -> None:
+    iterations = [
+        {"agent": "dpo", "task": "a", "seconds_collect": 9.0, "seconds_ask": 0.5, "seconds_learn": 1.5},
+        {"agent": "dpo", "task": "b", "seconds_collect": 9.0, "seconds_ask": 1.0, "seconds_learn": 3.0},
+        {"agent": "ncrs", "task": "a", "seconds_collect": 9.0, "seconds_ask": 0.0, "seconds_learn": 0.0},
+    ]
+    learning_seconds = figure.learning(iterations)
+    assert learning_seconds == {"dpo": 3.0, "ncrs": 0.0}
+    # two tasks, five seeds of 600 iterations
+    assert figure.hours({"a": 1.0, "b": 2.0}, learning_seconds, seeds=5, iterations=600) == {
+        "dpo": 3000 * (4.0 + 5.0) / 3600,
+        "ncrs": 3000 * (1.0 + 2.0) / 3600,
+        "all": 3000 * 12.0 / 3600,
+    }
 
 
 # Teachers
@@ -215,9 +268,10 @@ def test_the_program_writes_its_tables(
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     size = ["trajectories=4", "steps=5", "alternations=2", "peer_trajectories=1", "hidden=[8]", "threads=2"]
-    only = ["tasks=[cheetah_run]", "agents_task=cheetah_run", "~agents.ppo_rlhf"]
+    size += ["figure.tasks=[cheetah_run]", "figure.seeds=1", "figure.iterations=3600", "figure.steps=5"]
+    only = ["tasks=[cheetah_run]", "agents_tasks=[cheetah_run]", "~agents.ppo_rlhf"]
     monkeypatch.setattr(sys, "argv", ["pbrl.bench", *size, *only, "comparisons.pairs=10"])
-    collection.main()
+    program.main()
     rows = rows_of(tmp_path / "runs/bench/simulator.csv")
     assert [*rows[0]] == ["task", "what", "steps_per_second", "ratio_to_limit"]
     ours = {row["what"]: (row["steps_per_second"], row["ratio_to_limit"]) for row in rows}
@@ -226,6 +280,8 @@ def test_the_program_writes_its_tables(
         "pbrl": ("20", "1.0"),
         "pbrl, 1 thread": ("10", "0.5"),
         "pbrl, one policy": ("20", "1.0"),
+        "pbrl, 4 policies, different everywhere": ("20", "1.0"),
+        "pbrl, 4 policies, different by rank 1": ("20", "1.0"),
         "pbrl, half the trajectories": ("10", "0.5"),
         "pbrl.simulation.vector, random actions": ("20", "1.0"),
         "dm_control loop": ("5", "0.25"),
@@ -243,5 +299,12 @@ def test_the_program_writes_its_tables(
         }
         for agent in ("ncrs", "zpg", "dpo")
     ]
+    rows = rows_of(tmp_path / "runs/bench/learning.csv")
+    assert [(row["task"], row["what"]) for row in rows] == [("cheetah_run", what) for what in ("matrix product", "DPO")]
+    # An iteration takes a second to collect and four to ask and learn: five hours for 3600 of them.
+    hours = {row["agent"]: row["hours"] for row in rows_of(tmp_path / "runs/bench/figure.csv")}
+    assert hours == {"ncrs": "5.0", "zpg": "5.0", "dpo": "5.0", "all": "15.0"}
     out = " ".join(capsys.readouterr().out.split())
+    assert "cheetah_run: 4 policies, different everywhere, take 1.00 times as long as one" in out
+    assert "take 15.0 hours on this machine, without evaluations (ncrs 5.0, zpg 5.0, dpo 5.0)" in out
     assert "10 comparisons of 1000-step clips take the teacher 1.000 s, 1.000 s of it to read the rewards" in out

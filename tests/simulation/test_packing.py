@@ -123,7 +123,9 @@ def test_policies_of_low_rank_act_as_their_parameters_say(
     obs, which = rng.standard_normal((13, policy.obs_size)).astype(np.float32), rng.integers(0, 5, 13)
     noise = rng.standard_normal((13, 1, policy.act_size)).astype(np.float32)
     actions = [np.empty((13, policy.act_size), np.float32) for _ in range(2)]
-    for parameters, into in zip((base + change, LowRank.around(policy, base, change, rank)), actions, strict=True):
+    policies = LowRank.around(policy, base, change, rank)
+    np.testing.assert_allclose(np.asarray(policies), base + change, rtol=1e-5, atol=1e-5)
+    for parameters, into in zip((base + change, policies), actions, strict=True):
         native.act(pack(policy, parameters), which, obs, noise, 0, into)
     np.testing.assert_allclose(*actions, rtol=2e-4, atol=2e-4)
 

@@ -113,7 +113,9 @@ def test_a_row_alone_equals_the_row_in_a_batch(make_policy: MakePolicy) -> None:
     simulator = Simulator("walker_run", seed=3, steps=60)
     policy = make_policy(simulator)
     parameters, arms = two_policies(policy), np.array([1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0])
-    batch = simulator.collect(policy, parameters, arms, iteration=4, keep=BOTH)
+    unused = np.full((1, policy.size), 7.0, np.float32)  # a policy that nobody acts by changes nothing
+    batch = simulator.collect(policy, np.concatenate([unused, parameters]), arms + 1, iteration=4, keep=BOTH)
+    assert_array_equal(batch.policy, arms + 1)
     for i in (0, 1, 7, 10):
         alone = simulator.collect(
             policy, parameters[arms[i]], np.zeros(1, np.int64), iteration=4, first_trajectory=i, keep=BOTH

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import threading
+import time
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -137,3 +141,37 @@ def test_environment_i_gets_seed_plus_i() -> None:
     second, _ = batch.reset()
     batch.reset(seed=7)
     assert_array_equal(batch.reset(seed=[7, None, 9])[0], [obs[0], second[1], obs[2]])  # None continues the stream
+
+
+def test_an_error_in_a_thread_is_raised_and_the_other_threads_are_done() -> None:
+    batch, expected = (BatchedEnv(4, "cheetah_run", threads=2) for _ in range(2))
+    for each in (batch, expected):
+        each.reset(seed=0)
+    broken: Any = batch._worlds[1]
+    step, broken.step = broken.step, lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        batch.step(np.zeros((4, 6)))
+    broken.step = step
+    expected.step(np.zeros((4, 6)))
+    assert_array_equal(batch.step(np.ones((4, 6)))[0][:2], expected.step(np.ones((4, 6)))[0][:2])
+
+
+def test_threads_end_with_their_environment() -> None:
+    def threads_end_at(count: int) -> bool:
+        deadline = time.monotonic() + 30
+        while threading.active_count() > count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return threading.active_count() <= count
+
+    before = threading.active_count()
+    batch = BatchedEnv(3, "cheetah_run", threads=3)
+    assert threading.active_count() == before + 2  # the caller is the third
+    batch.close()
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="closed"):
+        batch.reset(seed=0)
+    assert threads_end_at(before)
+    batch = BatchedEnv(3, "cheetah_run", threads=3)
+    batch.reset(seed=0)
+    del batch
+    gc.collect()
+    assert threads_end_at(before)
