@@ -25,9 +25,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from agents.pairing import at_random
 from pbrl.ledger import Budget
-from pbrl.policy import Policy
+from pbrl.policy import Policy, log_probability_and_score
 from pbrl.threads import workers
 from pbrl.types import Behaviour, Float32, Int64, Metrics, Pairs, Preferences
+
+Steps = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # observations [n, obs], actions [n, act] and weights [n]
 
 
 class DPO:
@@ -82,7 +84,7 @@ class DPO:
         answered = np.flatnonzero(preferences.answered)
         if len(answered) == 0:
             return {}
-        steps = _lived_steps(behaviour, pairs, answered)
+        steps = self._lived_steps(behaviour, pairs, answered)
         log_ref: dict[int, torch.Tensor] = {}
 
         def log_pi(pair: int) -> torch.Tensor:
@@ -92,15 +94,15 @@ class DPO:
 
         def look_at(pair: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             """A pair's loss, the gradient of it, and how far pi is from pi_ref."""
-            log_pi_t = log_pi(pair)
+            obs, actions, weights = steps[pair]
+            log_pi_t, score = log_probability_and_score(self.policy, self.theta, obs, actions, weights)
             # pi_ref <- pi: before the first Adam step they are the same
-            log_ratio = log_pi_t - log_ref.setdefault(pair, log_pi_t.detach())
-            first, second = torch.split(log_ratio, steps[pair][2])
-            D = self.beta * (self._LR(second) - self._LR(first))
+            log_ratio = log_pi_t - log_ref.setdefault(pair, log_pi_t)
+            D = self.beta * (weights @ log_ratio)
             q = torch.tensor(preferences.probability[pair], dtype=torch.float32)
             L = binary_cross_entropy_with_logits(D, q)
-            (gradient,) = torch.autograd.grad(L, [self.theta])
-            return L.detach(), gradient, _kl(log_ratio.detach())
+            gradient = (torch.sigmoid(D) - q) * self.beta * score  # dL/dD times dD/dtheta
+            return L, gradient, _kl(log_ratio)
 
         batches = [self.rng.permutation(answered)[: self.batch_pairs].tolist() for _ in range(self.gradient_steps)]
         with workers() as pool:
@@ -119,9 +121,21 @@ class DPO:
             "log_std": float(self.theta.detach()[-self.policy.act_size :].mean()),
         }
 
-    def _LR(self, log_ratios: torch.Tensor) -> torch.Tensor:  # noqa: N802
-        """A clip's log-ratio from those of its steps."""
-        return log_ratios.sum() if self.log_ratio == "sum" else log_ratios.sum() / max(1, len(log_ratios))
+    def _lived_steps(self, behaviour: Behaviour, pairs: Pairs, which: Int64) -> dict[int, Steps]:
+        """For each of these pairs: (s_t, a_t) of both clips until their ends, first clip first, and what weights them.
+
+        LR(second) - LR(first) is the sum of weight times log-ratio over all of them.
+        """
+        sides = [behaviour.cut(clips[which], pairs.steps) for clips in (pairs.first, pairs.second)]
+        found = {}
+        for row, pair in enumerate(which.tolist()):
+            lived = [int(lengths[row]) for _, _, lengths in sides]
+            obs = np.concatenate([obs[row, :end] for (obs, _, _), end in zip(sides, lived, strict=True)])
+            actions = np.concatenate([actions[row, :end] for (_, actions, _), end in zip(sides, lived, strict=True)])
+            size = [1.0 if self.log_ratio == "sum" else 1 / max(1, end) for end in lived]
+            weights = np.repeat(np.array([-size[0], size[1]], np.float32), lived)
+            found[pair] = (torch.from_numpy(obs), torch.from_numpy(actions), torch.from_numpy(weights))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""
@@ -136,21 +150,6 @@ class DPO:
         self.theta.data = torch.from_numpy(state["parameters"].copy())
         self.adam.load_state_dict(deepcopy(state["adam"]))
         self.rng.bit_generator.state = state["rng"]
-
-
-Steps = tuple[torch.Tensor, torch.Tensor, list[int]]
-
-
-def _lived_steps(behaviour: Behaviour, pairs: Pairs, which: Int64) -> dict[int, Steps]:
-    """For each of these pairs: (s_t, a_t) of both clips until their ends, one after the other, and how many of each."""
-    sides = [behaviour.cut(clips[which], pairs.steps) for clips in (pairs.first, pairs.second)]
-    found = {}
-    for row, pair in enumerate(which.tolist()):
-        lived = [int(lengths[row]) for _, _, lengths in sides]
-        obs = np.concatenate([obs[row, :end] for (obs, _, _), end in zip(sides, lived, strict=True)])
-        actions = np.concatenate([actions[row, :end] for (_, actions, _), end in zip(sides, lived, strict=True)])
-        found[pair] = (torch.from_numpy(obs), torch.from_numpy(actions), lived)
-    return found
 
 
 def _kl(log_ratio: torch.Tensor) -> torch.Tensor:

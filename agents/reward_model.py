@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pbrl.network import mlp
+from pbrl.network import mlp, segment_sums
 from pbrl.types import Behaviour, Clips, Float32, Metrics, Pairs, Preferences
 
 Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # first and second [steps, obs + act], and q
@@ -131,10 +131,13 @@ class RewardModel:
 
     # What it says
 
+    def _layers(self, member: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A member's weights [inputs, outputs] and biases."""
+        return [(layer.weight.T, layer.bias) for layer in self.layers[member]]
+
     def _r(self, member: int, inputs: torch.Tensor) -> torch.Tensor:
         """A member's r(s, a) [n] of inputs [n, obs + act]; differentiable in the weights."""
-        layers = [(layer.weight.T, layer.bias) for layer in self.layers[member]]
-        r = mlp(inputs, layers, "leaky_relu").squeeze(-1)
+        r = mlp(inputs, self._layers(member), "leaky_relu").squeeze(-1)
         return torch.tanh(r) if self.output == "tanh" else r
 
     def reward(self, behaviour: Behaviour, pool: Executor) -> Float32:
@@ -169,8 +172,10 @@ class RewardModel:
 
     def _sums(self, member: int, clips: Sequence[torch.Tensor]) -> torch.Tensor:
         """A member's sum of rewards of each clip [len(clips)]; differentiable in the weights."""
-        r = self._r(member, torch.cat(list(clips)))
-        return torch.stack([part.sum() for part in torch.split(r, [len(clip) for clip in clips])])
+        inputs, lengths = torch.cat(list(clips)), [len(clip) for clip in clips]
+        if self.output == "linear":
+            return segment_sums(inputs, lengths, self._layers(member), "leaky_relu")
+        return torch.stack([part.sum() for part in torch.split(self._r(member, inputs), lengths)])
 
     # How it learns
 

@@ -7,7 +7,7 @@ gradients are the same; the tanh is within 4e-7 of the true one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Literal
 
@@ -37,22 +37,78 @@ def mlp(
     return out
 
 
+def mlp_with_gradient(
+    x: Tensor,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    activation: Activation,
+    gradient_of: Callable[[Tensor, slice], Tensor],
+) -> tuple[Tensor, list[Tensor]]:
+    """The output [n, out], and the gradients of W1, b1, W2, b2, ... in the same pass: nothing leaves the cache.
+
+    gradient_of: a gradient of the output for some rows [out, rows], from the output for them [out, rows]; it must
+    need no other rows.
+    """
+    weights, biases = [weight.detach() for weight, _ in layers], [bias.detach() for _, bias in layers]
+    out = x.new_empty(weights[-1].shape[1], len(x))
+    sums = _zeros([tensor for layer in layers for tensor in layer])
+    buffers, spare = _buffers(x, weights), _buffers(x, weights)
+    with torch.no_grad():
+        for block in _blocks(slice(0, len(x))):
+            rows = block.stop - block.start
+            inputs = _forward(
+                x[block], weights, biases, activation, [buffer[:rows] for buffer in buffers], out[:, block]
+            )
+            _backward(gradient_of(out[:, block], block), inputs, weights, activation, spare, sums)
+    return out.T, sums
+
+
+def segment_sums(
+    x: Tensor, lengths: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]], activation: Activation
+) -> Tensor:
+    """The sums of a network's one output over segments of x, of so many rows each; differentiable in the layers.
+
+    A segment's sum has the same gradient for whatever is made of it, but for a factor. So where segments are long, and
+    few, forward and backward are one pass.
+    """
+    if torch.is_grad_enabled() and len(x) >= _BLOCK * len(lengths):
+        parameters = (tensor for layer in layers for tensor in layer)
+        sums: Tensor = _SegmentSums.apply(x, lengths, activation, *parameters)  # type: ignore[no-untyped-call]
+        return sums
+    return torch.stack([part.sum() for part in torch.split(mlp(x, layers, activation)[:, 0], list(lengths))])
+
+
+class _SegmentSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: Sequence[int], activation: Activation, *parameters: Tensor) -> Tensor:
+        layers = list(zip(parameters[::2], parameters[1::2], strict=True))
+        segments = [
+            mlp_with_gradient(segment, layers, activation, lambda out, _: torch.ones_like(out))
+            for segment in torch.split(x, list(lengths))
+        ]
+        ctx.gradients = [gradients for _, gradients in segments]
+        return torch.stack([out.sum() for out, _ in segments])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        factors = gradients[0].tolist()
+        sums = [torch.zeros_like(tensor) for tensor in ctx.gradients[0]]
+        for factor, segment in zip(factors, ctx.gradients, strict=True):
+            for total, part in zip(sums, segment, strict=True):
+                total.add_(part, alpha=factor)
+        return None, None, None, *sums
+
+
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: Activation, pool: Executor | None, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[::2], parameters[1::2]
         hidden = [x.new_empty(len(x), weight.shape[1]) for weight in weights[:-1]]
-        # A narrow matrix is multiplied four times as fast from the left: the output is made transposed.
         out = x.new_empty(weights[-1].shape[1], len(x))
 
         @torch.no_grad()  # of the thread that runs it
         def run(lane: slice) -> None:
             for block in _blocks(lane):
-                h = x[block]
-                for weight, bias, output in zip(weights, biases, hidden, strict=False):
-                    h = torch.addmm(bias, h, weight, out=output[block])
-                    _activate(h, activation)
-                torch.addmm(biases[-1][:, None], weights[-1].T, h.T, out=out[:, block])
+                _forward(x[block], weights, biases, activation, [each[block] for each in hidden], out[:, block])
 
         _in_lanes(run, len(x), pool)
         ctx.save_for_backward(x, *parameters, *hidden)
@@ -69,21 +125,12 @@ class _MLP(torch.autograd.Function):
 
         @torch.no_grad()
         def run(lane: slice) -> list[Tensor]:
-            sums = [x.new_zeros(tensor.shape) for tensor in saved[: 2 * layers]]
-            last = x.new_zeros(weights[-1].T.shape)
+            sums = _zeros(saved[: 2 * layers])
+            spare = _buffers(x[lane], weights)
             for block in _blocks(lane):
-                d, h = d_out[:, block].T, inputs[-1][block]
-                last.addmm_(d.T, h)
-                sums[-1] += d.sum(0)
-                for layer in reversed(range(layers - 1)):
-                    d = d @ weights[layer + 1].T
-                    _through_activation(d, h, ctx.activation)
-                    h = inputs[layer][block]
-                    sums[2 * layer].addmm_(h.T, d)
-                    sums[2 * layer + 1] += d.sum(0)
+                d = _backward(d_out[:, block], [each[block] for each in inputs], weights, ctx.activation, spare, sums)
                 if d_x is not None:
                     torch.mm(d, weights[0].T, out=d_x[block])
-            sums[-2] = last.T
             return sums
 
         first, *rest = _in_lanes(run, len(x), ctx.pool)
@@ -91,6 +138,59 @@ class _MLP(torch.autograd.Function):
             for total, part in zip(first, lane, strict=True):
                 total += part
         return d_x, None, None, *first
+
+
+def _forward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: Activation,
+    hidden: Sequence[Tensor],
+    out: Tensor,
+) -> list[Tensor]:
+    """Fill the hidden layers [rows, width] and the output [out, rows] of a block; the inputs of each layer.
+
+    A narrow matrix is multiplied four times as fast from the left: the output is made transposed.
+    """
+    inputs = [x]
+    for weight, bias, output in zip(weights, biases, hidden, strict=False):
+        torch.addmm(bias, inputs[-1], weight, out=output)
+        _activate(output, activation)
+        inputs.append(output)
+    torch.addmm(biases[-1][:, None], weights[-1].T, inputs[-1].T, out=out)
+    return inputs
+
+
+def _backward(
+    d_out: Tensor,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    activation: Activation,
+    spare: Sequence[Tensor],
+    sums: Sequence[Tensor],
+) -> Tensor:
+    """Add a block's gradients to those of W1, b1, W2, b2, ...; the gradient of what the first layer gave."""
+    sums[-2].T.addmm_(d_out, inputs[-1])
+    sums[-1].add_(d_out.sum(1))
+    d = d_out.T
+    for layer in reversed(range(len(weights) - 1)):
+        d = torch.mm(d, weights[layer + 1].T, out=spare[layer][: len(d)])
+        _through_activation(d, inputs[layer + 1], activation)
+        sums[2 * layer].addmm_(inputs[layer].T, d)
+        sums[2 * layer + 1].add_(d.sum(0))
+    return d
+
+
+def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """For the gradients of W1, b1, W2, b2, ...; those of the last weights are made transposed, as the output is."""
+    zeros = [torch.zeros(tensor.shape) for tensor in parameters]
+    zeros[-2] = torch.zeros(parameters[-2].T.shape).T
+    return zeros
+
+
+def _buffers(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """For the hidden layers of a block of x."""
+    return [x.new_empty(min(_BLOCK, len(x)), weight.shape[1]) for weight in weights[:-1]]
 
 
 def _blocks(lane: slice) -> list[slice]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from pbrl.network import Activation, mlp
+from pbrl.network import Activation, mlp, mlp_with_gradient
 from pbrl.normaliser import Normaliser
 from pbrl.types import Float32, Float64, Int64
 
@@ -363,6 +363,35 @@ class SquashedGaussianPolicy:
         """
         slope = 2 * (math.log(2) - x - softplus(-2 * x)) + torch.as_tensor(np.log(self.scale), dtype=x.dtype)
         return slope.sum(-1)
+
+
+def log_probability_and_score(
+    policy: Policy, parameters: torch.Tensor, obs: torch.Tensor, actions: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log pi(a|s) [n], and the gradient [size] of the sum of weights [n] times it.
+
+    Observations [n, obs] and actions [n, act] are as for `Policy.log_probability`.
+    """
+    if not isinstance(policy, GaussianPolicy):
+        parameters = parameters.detach().requires_grad_()
+        log_pi = policy.log_probability(parameters, obs, actions)
+        return log_pi.detach(), torch.autograd.grad((weights * log_pi).sum(), [parameters])[0]
+    parameters = parameters.detach()
+    log_std, actions = parameters[-policy.act_size :, None], actions.T.contiguous()  # [act, 1] and [act, n]
+    score_of_log_std = torch.zeros(policy.act_size)
+    z = torch.empty_like(actions)
+
+    def gradient_of(mean: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Of a mean action m [act, rows]: weight (a - m) / std^2."""
+        z[:, rows] = (actions[:, rows] - mean) * torch.exp(-log_std)
+        score_of_log_std.add_(((z[:, rows] ** 2 - 1) * weights[rows]).sum(1))
+        return z[:, rows] * (weights[rows] * torch.exp(-log_std))
+
+    layers = list(policy.network.layers(parameters))
+    inputs = _normalised(policy.normaliser, obs)
+    _, gradients = mlp_with_gradient(inputs, layers, policy.network.activation, gradient_of)
+    score = torch.cat([*(each.reshape(-1) for each in gradients), score_of_log_std])
+    return _gaussian_log_probability(z.T, log_std[:, 0]), score
 
 
 def _gaussian_log_probability(standardised: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pbrl.network import Activation, mlp, tanh_in_place
+from pbrl.network import Activation, mlp, mlp_with_gradient, segment_sums, tanh_in_place
 
 TORCH = {
     "tanh": torch.tanh,
@@ -81,6 +81,40 @@ def test_weights_may_be_transposed_views_and_inputs_need_no_gradient() -> None:
     (ours,) = torch.autograd.grad((out * d_out).sum(), [linear.weight])
     (theirs,) = torch.autograd.grad((plain(x.detach(), mixed, "relu") * d_out).sum(), [linear.weight])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "leaky_relu"])
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(7, (3, 5, 2)), (1301, (17, 32, 16, 6)), (500, (4, 8, 1)), (3, (2, 1)), (0, (3, 4, 2))]
+)
+def test_gradients_in_the_same_pass_are_torchs(activation: Activation, rows: int, sizes: tuple[int, ...]) -> None:
+    """For a gradient of the output that depends on the output: that of the sum of d * out^2 / 2."""
+    x, layers, d = problem(rows, sizes)
+    out, ours = mlp_with_gradient(x.detach(), layers, activation, lambda out, rows: d[rows].T * out)
+    expected = plain(x, layers, activation)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    _, *theirs = gradients(expected, d.double() * expected.detach(), x, layers)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * max(1, rows) ** 0.5)
+
+
+@pytest.mark.parametrize("lengths", [[1300, 700], [2000], [5, 3, 0, 9], [0, 0], [600, 0, 900]])  # long ones, short ones
+def test_sums_of_segments_and_their_gradients_are_torchs(lengths: list[int]) -> None:
+    x, layers, _ = problem(sum(lengths), (6, 16, 16, 1))
+    weights = torch.arange(1.0, len(lengths) + 1) / sum(lengths or [1])
+    wanted = [tensor for layer in layers for tensor in layer]
+
+    def sums(out: Tensor) -> Tensor:
+        return torch.stack([part.sum() for part in torch.split(out[:, 0], lengths)])
+
+    ours, theirs = segment_sums(x.detach(), lengths, layers, "leaky_relu"), sums(plain(x, layers, "leaky_relu"))
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(segment_sums(x, lengths, layers, "leaky_relu"), ours, rtol=1e-4, atol=1e-3)
+    if sum(lengths):
+        found = [torch.autograd.grad((weights * each**2).sum(), wanted) for each in (ours, theirs)]
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 @given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=50))

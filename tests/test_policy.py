@@ -10,7 +10,7 @@ import torch
 from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
 
 from pbrl.normaliser import Normaliser
-from pbrl.policy import GaussianPolicy, Policy, SquashedGaussianPolicy
+from pbrl.policy import GaussianPolicy, Policy, SquashedGaussianPolicy, log_probability_and_score
 from pbrl.types import Float32
 
 BOUNDS = np.array([-0.5, -1.0, 0.25]), np.array([1.5, 1.0, 0.5])
@@ -200,6 +200,29 @@ def test_torch_gradients_reach_every_parameter(make: Any, rng: np.random.Generat
     policy.log_probability(parameters, obs, actions).sum().backward()
     assert parameters.grad is not None
     assert (parameters.grad != 0).all()
+
+
+@pytest.mark.parametrize("make", [gaussian, squashed])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_score_is_the_gradient_of_the_weighted_log_probabilities(
+    make: Any, normalised: bool, rng: np.random.Generator
+) -> None:
+    policy = make(5, 3, (16, 8))
+    if normalised:
+        policy.normaliser = Normaliser(policy.obs_size)
+        policy.normaliser.include(rng.normal(1, 2, (50, policy.obs_size)).astype(np.float32))
+    theta = torch.from_numpy(some(policy, rng)).requires_grad_()
+    obs, noise, weights = (
+        torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in ((700, 5), (700, 3), 700)
+    )
+    actions = policy.sample(theta, obs, noise)[0].detach()
+    expected = policy.log_probability(theta, obs, actions)
+    log_pi, score = log_probability_and_score(policy, theta, obs, actions, weights)
+    torch.testing.assert_close(log_pi, expected, rtol=1e-5, atol=1e-5)
+    (gradient,) = torch.autograd.grad((weights * expected).sum(), [theta])
+    torch.testing.assert_close(score, gradient, rtol=1e-3, atol=1e-3)
+    assert not log_pi.requires_grad
+    assert not score.requires_grad
 
 
 def test_unbounded_actions_are_squashed_to_one() -> None:

@@ -100,13 +100,14 @@ def reward_model(
     model, settings = agent.reward_model, node["reward_model"]
     sizes = (agent.policy.obs_size + agent.policy.act_size, *settings["hidden"], 1)
     rows = 2 * behaviour.actions.shape[1] * min(settings["batch_pairs"], len(pairs))  # type: ignore[union-attr]
+    passes = settings["members"] * settings["gradient_steps"]
     model.remember(behaviour, pairs, preferences)
 
     def run() -> None:
         with workers() as pool:
             model.fit(pool)
 
-    return lambda: timed(_FORWARD_AND_BACK * settings["gradient_steps"] * rows * count_weights(sizes), run)
+    return lambda: timed(_FORWARD_AND_BACK * passes * rows * count_weights(sizes), run)
 
 
 def ppo(agent: Any, node: Mapping[str, Any], behaviour: Behaviour, *_: Any) -> Contender:

@@ -188,9 +188,9 @@ def test_a_learners_operations_are_those_of_its_mathematics(clock: Clock) -> Non
     learner, weights = TimedLearner(clock), 3 * 4 + 4 * 2
     dpo = learning.dpo(learner, {"batch_pairs": 3, "gradient_steps": 5}, *experience)
     assert dpo() == pytest.approx((6 * 5 * 3 + 2 * 1) * 20 * weights / 2.0 / 1e9)  # 4 pairs of 2 x 10 rows
-    settings = {"reward_model": {"hidden": [4], "batch_pairs": 32, "gradient_steps": 10}}
+    settings = {"reward_model": {"members": 3, "hidden": [4], "batch_pairs": 32, "gradient_steps": 10}}
     model = learning.reward_model(learner, settings, *experience)
-    assert model() == pytest.approx(6 * 10 * 4 * 20 * (5 * 4 + 4 * 1) / 2.0 / 1e9)
+    assert model() == pytest.approx(6 * 3 * 10 * 4 * 20 * (5 * 4 + 4 * 1) / 2.0 / 1e9)
     ppo = learning.ppo(learner, {"ppo": {"critic_hidden": [4]}}, *experience)
     assert ppo() == pytest.approx((2 + 6) * 80 * (weights + 3 * 4 + 4 * 1) / 2.0 / 1e9)
 
