@@ -36,9 +36,11 @@ def main(cfg: DictConfig) -> None:
     output.mkdir(parents=True, exist_ok=True)
     if cfg.tasks:
         measure_collection(cfg, output / "simulator.csv")
-    iterations = measure_agents(cfg, output / "agents.csv")
-    measure_learning(cfg, output / "learning.csv")
-    extrapolate(cfg, iterations, output / "figure.csv")
+    if cfg.agents_tasks:
+        iterations = measure_agents(cfg, output / "agents.csv")
+        measure_learning(cfg, output / "learning.csv")
+        if cfg.figure.tasks:
+            extrapolate(cfg, iterations, output / "figure.csv")
     measure_teacher(cfg)
     print(f"written to {output}: {', '.join(sorted(path.name for path in output.glob('*.csv')))}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import threading
-import time
 import warnings
 from typing import Any
 
@@ -157,21 +156,25 @@ def test_an_error_in_a_thread_is_raised_and_the_other_threads_are_done() -> None
 
 
 def test_threads_end_with_their_environment() -> None:
-    def threads_end_at(count: int) -> bool:
-        deadline = time.monotonic() + 30
-        while threading.active_count() > count and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return threading.active_count() <= count
+    def started(before: set[threading.Thread]) -> set[threading.Thread]:
+        return {*threading.enumerate()} - before
 
-    before = threading.active_count()
+    def end(threads: set[threading.Thread]) -> bool:
+        for thread in threads:
+            thread.join(timeout=30)
+        return not any(thread.is_alive() for thread in threads)
+
+    before = {*threading.enumerate()}
     batch = BatchedEnv(3, "cheetah_run", threads=3)
-    assert threading.active_count() == before + 2  # the caller is the third
+    threads = started(before)
+    assert len(threads) == 2  # the caller is the third
     batch.close()
     with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="closed"):
         batch.reset(seed=0)
-    assert threads_end_at(before)
+    assert end(threads)
     batch = BatchedEnv(3, "cheetah_run", threads=3)
     batch.reset(seed=0)
+    threads = started(before)
     del batch
     gc.collect()
-    assert threads_end_at(before)
+    assert end(threads)
