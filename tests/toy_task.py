@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from pbrl.policy import GaussianPolicy
+from pbrl.policy import GaussianPolicy, LowRank
 from pbrl.types import Float32, Int64, Trajectories
 
 OBS, ACT, STEPS = 3, 2, 20
@@ -30,7 +30,7 @@ class ToySimulator:
     def collect(
         self,
         policy: GaussianPolicy,
-        parameters: Float32,
+        parameters: Float32 | LowRank,
         assignment: Int64,
         *,
         iteration: int,
@@ -39,7 +39,7 @@ class ToySimulator:
         common_start: bool = False,  # noqa: ARG002
         keep: Collection[str] = (),
     ) -> Trajectories:
-        n, steps = len(assignment), self.steps
+        n, steps, parameters = len(assignment), self.steps, np.asarray(parameters)
         observations = np.empty((n, steps + 1, OBS), np.float32)
         noise = np.empty((n, steps, ACT), np.float32)
         for row in range(n):
