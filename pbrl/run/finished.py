@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from pbrl.run import checkpoint, loop, record, summary
 from pbrl.run.folder import holds_this_run
-from pbrl.run.policy_file import POLICY, read_policy
+from pbrl.run.policy_file import POLICY, policy_bytes, read_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.settings import digest
 from pbrl.run.training import LOG
@@ -55,7 +55,9 @@ def what_is_missing(folder: Path, iteration: int, state: Mapping[str, Any], sett
 
 def _is_policy(path: Path, iteration: int, state: Mapping[str, Any]) -> bool:
     try:
-        found, parameters = read_policy(path)
+        if "policy" not in state:  # of an earlier version
+            found, parameters = read_policy(path)
+            return found == iteration and np.array_equal(parameters, state["parameters"])
+        return path.read_bytes() == policy_bytes(state["parameters"], **state["policy"], iteration=str(iteration))
     except (OSError, ValueError, LookupError, TypeError, SafetensorError):
         return False
-    return found == iteration and np.array_equal(parameters, state["parameters"])

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,10 @@ from pbrl.run.signals import Stopped
 # States of a job. `train` returns one of the first two.
 FINISHED, ALREADY_FINISHED = "finished", "already finished"
 NOT_STARTED, RUNNING, STOPPED, FAILED = "not started", "running", "stopped", "failed"
+
+SLURM_SECONDS = (
+    300.0  # that a job which has saved its state waits to be ended: were it to end by itself, it would be over
+)
 
 
 def in_sweep() -> bool:
@@ -60,8 +65,11 @@ def run_job(
     try:
         state = train(cfg, folder)
     except Stopped as stopped:
-        request_stop(folder, stopped.number)
         write_state(STOPPED)
+        if os.environ.get("SUBMITIT_EXECUTOR") == "slurm":  # Slurm tells one job, which it may put back into its queue
+            time.sleep(SLURM_SECONDS)
+        else:
+            request_stop(folder, stopped.number)
         return None
     except Exception as error:
         why = user_message(error) or f"{type(error).__name__}: {error}"

@@ -21,11 +21,16 @@ POLICY = KEPT["last"]
 
 def save_policy(path: Path, parameters: Float32, **about: str) -> None:
     """Write parameters [size] in the safetensors format. The file appears when it is complete."""
+    write_atomically(path, policy_bytes(parameters, **about))
+
+
+def policy_bytes(parameters: Float32, **about: str) -> bytes:
+    """What `save_policy` writes."""
     data = np.ascontiguousarray(parameters, "<f4").tobytes()
     tensor = {"dtype": "F32", "shape": list(parameters.shape), "data_offsets": [0, len(data)]}
     header = json.dumps({"__metadata__": dict(sorted(about.items())), "parameters": tensor}).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight bytes
-    write_atomically(path, len(header).to_bytes(8, "little") + header + data)
+    return len(header).to_bytes(8, "little") + header + data
 
 
 def read_policy(path: Path) -> tuple[int, Float32]:

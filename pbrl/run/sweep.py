@@ -19,11 +19,14 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +65,7 @@ COLOURS = {FINISHED: "green", ALREADY_FINISHED: "dim", STOPPED: "yellow", NOT_ST
 BEST = "optimization_results.yaml"  # written by the Optuna sweeper
 RUNNING_BAR = "  {n_fmt} of {total_fmt}, {remaining} left: {desc}"
 POLL_SECONDS = 2.0
+AGAIN = "PBRL_LAUNCHED_AGAIN"  # set in the environment of a sweep that runs what another left
 LONGEST_NAME = 64  # letters of a sweep's name before its digest
 
 sweeps: list[Sweep] = []  # launched by this process; the last one is under way
@@ -124,6 +128,49 @@ class Sweep:
         for path in (self.folder / "jobs").glob("*.json"):
             states[int(path.stem)] = json.loads(path.read_text())
         return [states[number] for number in sorted(states)]
+
+    def left(self) -> list[dict[str, Any]]:
+        """The jobs that no process is at work on, although they have not ended; after the launcher has failed."""
+        return [state for state in self.states() if state["state"] in (NOT_STARTED, RUNNING)]
+
+    def launch_again(self) -> None:
+        """Run what a failed launcher left: all of it by the same launcher, and then what is still left one by one.
+
+        A killed worker takes joblib's others down. One that is killed each time must not keep them from ending.
+        """
+        left = self.left()
+        if self.hydra_overrides is None or os.environ.get(AGAIN):  # a search, or a launch of what another left
+            return
+        if len(left) == len(self.jobs) and all(state["state"] == NOT_STARTED for state in left):
+            return  # the sweep could not be launched at all
+        print(f"the launcher failed: launching again the {len(left)} jobs that it left", flush=True)
+        self.run_commands(commands([state["overrides"] for state in left], self.hydra_overrides))
+        if left := self.left():
+            print(f"it failed again: running the {len(left)} jobs that are left one by one", flush=True)
+            self.run_commands([line for state in left for line in commands([state["overrides"]], [])])
+
+    def run_commands(self, lines: Sequence[str]) -> None:
+        """Run commands one after the other, and take over the states of the jobs that they ran."""
+        begin = time.time()
+        for line in lines:
+            if stop_signal(self.folder):
+                break
+            process = subprocess.Popen([sys.executable, *shlex.split(line)[1:]], env={**os.environ, AGAIN: "1"})
+            told = 0
+            while process.poll() is None:
+                time.sleep(0.1)
+                if not told and (told := stop_signal(self.folder)):
+                    process.send_signal(told)
+        self.adopt_states(since=begin)
+
+    def adopt_states(self, since: float) -> None:
+        """Take over what another sweep, launched by this one, has written about this sweep's jobs."""
+        numbers = {job["run"]: number for number, job in enumerate(self.jobs)}
+        for path in self.folder.parent.glob("*/jobs/*.json"):
+            if path.parents[1] != self.folder and path.stat().st_mtime >= since:
+                state = json.loads(path.read_text())
+                if state["run"] in numbers:
+                    write_atomically(self.folder / "jobs" / f"{numbers[state['run']]}.json", path.read_text())
 
     def end(self) -> None:
         """Remove the progress bar and the signal handlers."""
@@ -308,6 +355,9 @@ def summary_at_end() -> Iterator[None]:
         yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         failure = error
+        if isinstance(error, Exception) and sweeps and not stop_signal(sweeps[-1].folder):
+            sweeps[-1].launch_again()
+            failure = error if sweeps[-1].left() else None
     finally:
         for sweep in sweeps:
             sweep.end()

@@ -165,8 +165,11 @@ class TrainingRun:
         """Write a policy's parameters, None for the current ones, and what they are of."""
         if parameters is None:
             parameters = self.policy.folded(self.agent.parameters)
-        sizes = " ".join(str(size) for size in self.policy.sizes)
-        save_policy(path, parameters, task=self.simulator.task, sizes=sizes, iteration=str(iteration))
+        save_policy(path, parameters, **self.about_policy(), iteration=str(iteration))
+
+    def about_policy(self) -> dict[str, str]:
+        """What a policy's parameters are of."""
+        return {"task": self.simulator.task, "sizes": " ".join(str(size) for size in self.policy.sizes)}
 
     def without_last_evaluation(self, row: Row) -> Row:
         """The row of an iteration, had it not been the run's last one, which is always evaluated."""
@@ -186,6 +189,7 @@ class TrainingRun:
         """Everything needed to continue exactly."""
         state: dict[str, Any] = {"agent": self.agent.state_dict(), "ledger": self.ledger.state_dict()}
         state["parameters"] = self.policy.folded(self.agent.parameters)  # for others to read
+        state["policy"] = self.about_policy()
         state |= {"best": self.best, "best_on_schedule": self.best_on_schedule}
         if self.policy.normaliser is not None:
             state["normaliser"] = self.policy.normaliser.state_dict()

@@ -69,12 +69,22 @@ def keep_rows(path: Path, rows: int) -> None:
         lambda run: (run / "policy.safetensors").unlink(),
         lambda run: (run / "policy.safetensors").write_bytes(b"x"),
         lambda run: flip(run / "policy.safetensors", -1),
+        lambda run: flip(run / "policy.safetensors", 30),  # in its header
         lambda run: (run / "curve.png").unlink(),
         lambda run: keep_rows(run / "metrics.jsonl", 4),
         lambda run: flip(run / "metrics.jsonl", -3),
         lambda run: shutil.rmtree(run / "checkpoint/000004"),
     ],
-    ids=["no policy", "no longer a policy", "another policy", "no curve", "cut record", "other record", "state"],
+    ids=[
+        "no policy",
+        "no longer a policy",
+        "another policy",
+        "another header",
+        "no curve",
+        "cut record",
+        "other record",
+        "state",
+    ],
 )
 def test_what_is_missing_of_a_finished_run_is_made_again(
     damage: Callable[[Path], None], train: Command, whole: Path, tmp_path: Path

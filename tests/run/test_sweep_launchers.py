@@ -1,6 +1,7 @@
 """Sweeps whose runs are other processes, through each of the launchers, and a search. All of them are slow ones.
 
-Ray is not among what the tests install, being large: `pip install -c constraints.txt -e '.[ray]'`.
+Ray is not among what the tests install, being large: `pip install -c constraints.txt -e '.[ray]'`. Slurm is Debian's:
+`apt-get install slurmctld slurmd slurm-client munge`; its test wants to be root.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +31,14 @@ def train(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return Command(monkeypatch, capfd)
 
 
-def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+def start(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """The command in a process of its own, as a launcher wants it."""
     token = folder / "ray_token"  # Ray would leave one in the home folder
     token.write_text(secrets.token_hex(32))
     return subprocess.Popen(
         [sys.executable, "-m", "pbrl.train", *arguments],
         cwd=folder,
-        env={**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -95,24 +97,155 @@ def test_sigterm_lets_the_runs_of_other_processes_save(launcher: str, tmp_path: 
         assert int(saved.name) + 1 == len(record(run))  # nothing was lost
 
 
+def wait_for_rows(process: subprocess.Popen[str], run: Path, rows: int) -> None:
+    while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(record(run)) >= rows):
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_reported_and_the_same_command_goes_on(train: Command, tmp_path: Path) -> None:
-    sweep = ["-m", "agent=random", "seed=0,1", *TINY]
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = start([*sweep, "iterations=100000", *launcher], tmp_path)
-    run = tmp_path / "runs/pendulum_swingup/random/irrational/seed_0"
-    while process.poll() is None and not ((run / "metrics.jsonl").exists() and record(run)):
-        time.sleep(0.1)
-    (note,) = tmp_path.glob("runs/sweeps/*/jobs/0.json")
+def test_the_others_are_finished_when_a_process_of_joblibs_is_killed(train: Command, tmp_path: Path) -> None:
+    """Four jobs in two processes; the first one to be at work is killed, and takes the others down."""
+    for way in ("sequential", "killed"):
+        (tmp_path / way).mkdir()
+    jobs = ["-m", "agent=random", "seed=0,1,2,3", *TINY, "iterations=300"]
+    assert train(jobs, tmp_path / "sequential")[0] == 0
+    process = start([*jobs, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], tmp_path / "killed")
+    runs = [Path(f"runs/pendulum_swingup/random/irrational/seed_{seed}") for seed in range(4)]
+    wait_for_rows(process, tmp_path / "killed" / runs[0], 5)
+    (note,) = tmp_path.glob("killed/runs/sweeps/*/jobs/0.json")
     os.kill(json.loads(note.read_text())["process"], signal.SIGKILL)
     out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert "the launcher failed: launching again the" in out
+    assert "4 of 4 runs are finished" in out
+    for run in runs:
+        assert record(tmp_path / "killed" / run) == record(tmp_path / "sequential" / run)
+
+
+DEADLY = """
+import os, signal
+from agents.random import Random
+
+class Deadly(Random):
+    def __init__(self, *, policy, rng, deadly: bool) -> None:
+        super().__init__(policy=policy, rng=rng)
+        self.deadly = deadly
+
+    def iterate(self, budget):
+        if self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().iterate(budget)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_each_time_does_not_keep_the_others_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    deadly = ["agent._target_=deadly.Deadly", "allow=[deadly]", "+agent.deadly=true,false"]
+    jobs = ["-m", "agent=random", "seed=0,1", *TINY, *deadly, "iterations=20"]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = start([*jobs, *launcher], tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    out, _ = process.communicate()
     assert process.returncode == 1, out
-    assert "the launcher failed: the same command runs what is missing" in out
-    assert "lost" in out
-    iterations = len(record(run)) + 2
-    code, out, err = train([*sweep, f"iterations={iterations}"], tmp_path)  # one after the other will do
-    assert code == 0, out + err
-    assert len(record(run)) == iterations
+    assert "2 of 4 runs are finished; the launcher failed" in out
+    assert out.count("lost") >= 2
+    for seed in (0, 1):
+        run = tmp_path / f"runs/pendulum_swingup/random_deadly_False/irrational/seed_{seed}"
+        assert len(record(run)) == 20
+
+
+CLUSTER = """
+import sys, time
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)]
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    if line == "lose a node\\n":
+        cluster.remove_node(nodes.pop(0), allow_graceful=False)
+        nodes.append(cluster.add_node(num_cpus=1))
+        print("lost", flush=True)
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["worker", "node"])
+def test_ray_starts_runs_again_that_lost_their_process_or_their_node(lost: str, train: Command, tmp_path: Path) -> None:
+    for way in ("sequential", "ray"):
+        (tmp_path / way).mkdir()
+    jobs = ["-m", "agent=random", "seed=0,1", *TINY, "iterations=300"]
+    assert train(jobs, tmp_path / "sequential")[0] == 0
+    token = tmp_path / "ray_token"
+    token.write_text(secrets.token_hex(32))
+    environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert cluster.stdin is not None
+    assert cluster.stdout is not None
+    try:
+        address = cluster.stdout.readline().strip()
+        launcher = ["hydra/launcher=ray", f"hydra.launcher.ray.init.address='{address}'"]
+        process = start([*jobs, *launcher], tmp_path / "ray", RAY_AUTH_TOKEN_PATH=str(token))
+        runs = [Path(f"runs/pendulum_swingup/random/irrational/seed_{seed}") for seed in (0, 1)]
+        for run in runs:
+            wait_for_rows(process, tmp_path / "ray" / run, 5)
+        if lost == "worker":
+            (note,) = tmp_path.glob("ray/runs/sweeps/*/jobs/0.json")
+            os.kill(json.loads(note.read_text())["process"], signal.SIGKILL)
+        else:
+            cluster.stdin.write("lose a node\n")
+            cluster.stdin.flush()
+            assert cluster.stdout.readline() == "lost\n"
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, out
+        assert "2 of 2 runs are finished" in out
+        for run in runs:
+            assert record(tmp_path / "ray" / run) == record(tmp_path / "sequential" / run)
+    finally:
+        cluster.stdin.close()
+        cluster.wait(timeout=60)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Slurm of this machine."""
+    script, folder = str(Path(__file__).with_name("slurm.sh")), str(tmp_path / "slurm")
+    subprocess.run([script, "start", folder], check=True)
+    monkeypatch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
+    yield
+    subprocess.run([script, "stop", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm")
+def test_jobs_that_slurm_preempts_save_and_continue_when_it_runs_them_again(train: Command, tmp_path: Path) -> None:
+    """They have no checkpoint but the one that they make when they are told."""
+    for way in ("sequential", "slurm jobs"):
+        (tmp_path / way).mkdir()
+    jobs = ["-m", "agent=random", "seed=0,1", *TINY, "iterations=2000", "checkpoint_every=100000"]
+    assert train(jobs, tmp_path / "sequential")[0] == 0
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=low", "hydra.launcher.cpus_per_task=1"]
+    process = start([*jobs, *launcher, "hydra.launcher.mem_gb=1"], tmp_path / "slurm jobs")
+    runs = [Path(f"runs/pendulum_swingup/random/irrational/seed_{seed}") for seed in (0, 1)]
+    for run in runs:
+        wait_for_rows(process, tmp_path / "slurm jobs" / run, 5)
+    more_important = ["sbatch", "--partition=high", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1"]
+    subprocess.run(more_important, check=True)
+    out, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, out
+    assert "2 of 2 runs are finished" in out
+    printed = "".join(path.read_text() for path in tmp_path.glob("slurm jobs/runs/sweeps/*/submitit/*/*.out"))
+    assert printed.count("DUE TO PREEMPTION") == 2
+    assert printed.count("of 2000 iterations are there") == 2
+    for run in runs:
+        assert record(tmp_path / "slurm jobs" / run) == record(tmp_path / "sequential" / run)
 
 
 @pytest.mark.slow

@@ -229,6 +229,7 @@ def test_jobs_that_never_started_are_listed_and_run_again(
     run_job = basic_launcher.run_job
     with monkeypatch.context() as patch:
         patch.setattr(basic_launcher, "run_job", launch)
+        patch.setenv(sweep.AGAIN, "1")  # as if this were the second launch already
         code, out, _ = train(AGENTS, tmp_path)
     assert code == 1
     assert "1 of 4 runs are finished; the launcher failed: the same command runs what is missing" in out
