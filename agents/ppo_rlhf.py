@@ -15,7 +15,6 @@ those of B-Pref (Lee et al. 2021): clips, an ensemble, and a sampler that choose
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from agents.samplers import Questions, Sampler
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Float32, Float64, Metrics, Pairs, Preferences
+from pbrl.types import Behaviour, Float32, Float64, Metrics
 
 
 class PPORLHF:
@@ -89,26 +88,16 @@ class PPORLHF:
             if self.reward_model.pairs == 0 or not behaviour.lengths.any():  # r means nothing yet, or no step was made
                 return metrics
             if round_of_questions is not None:
-                metrics |= self._accuracy(*round_of_questions, pool)
+                metrics |= self.reward_model.accuracy(*round_of_questions, pool)
 
             # r_t <- r(s_t, a_t), standardised over the iteration unless told otherwise
             r = self.reward_model.reward(behaviour, pool)  # [N, T], 0 after the end
             budget.note(reward=r.sum(axis=1))
             if self.standardise:
-                lived = np.arange(r.shape[1]) < behaviour.lengths[:, None]
-                r = (r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8))
+                r = standardised(r, behaviour)
 
             # improve pi on r_t
             return {**metrics, **self.ppo.update(behaviour, r, pool)}
-
-    def _accuracy(self, pairs: Pairs, preferences: Preferences, pool: Executor) -> Metrics:
-        """In how many of the decided pairs the learnt reward has the teacher's order."""
-        assert self.questions.pool is not None
-        q = preferences.probability
-        decided = preferences.answered & (q != 0.5)
-        D = self.reward_model.differences(self.questions.pool, pairs, pool).mean(axis=0)
-        agreed = (D > 0) == (q > 0.5)
-        return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
 
     def save_sb3(self, path: str | Path) -> None:
         """Write a file that Stable-Baselines3's own `PPO.load` opens."""
@@ -129,3 +118,9 @@ class PPORLHF:
         self.ppo.load_state_dict(state["ppo"])
         self.questions.load_state_dict(state["questions"])
         self.rng.bit_generator.state = state["rng"]
+
+
+def standardised(r: Float32, behaviour: Behaviour) -> Float32:
+    """Rewards [N, T] with mean 0 and standard deviation 1 over the steps before each trajectory's end."""
+    lived = np.arange(r.shape[1]) < behaviour.lengths[:, None]
+    return np.asarray((r - r[lived].mean()) / (r[lived].std() + np.float32(1e-8)))

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pbrl.network import mlp, segment_sums
-from pbrl.types import Behaviour, Clips, Float32, Metrics, Pairs, Preferences
+from pbrl.types import Behaviour, Clips, Fixed, Float32, Metrics, Pairs, Preferences
 
 Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # first and second [steps, obs + act], and q
 _ROWS = 2000  # that a thread takes at a time: a pair of whole trajectories, or a number of clips
@@ -170,6 +170,14 @@ class RewardModel:
         returns = torch.cat(list(pool.map(sums, jobs))).view(len(self.members), -1)
         return (returns[:, second] - returns[:, first]).numpy()
 
+    def accuracy(self, behaviour: Behaviour, pairs: Pairs, preferences: Preferences, pool: Executor) -> Metrics:
+        """In how many of the decided pairs the learnt reward has the teacher's order."""
+        q = preferences.probability
+        decided = preferences.answered & (q != 0.5)
+        D = self.differences(behaviour, pairs, pool).mean(axis=0)
+        agreed = (D > 0) == (q > 0.5)
+        return {"reward_accuracy": float(agreed[decided].mean())} if decided.any() else {}
+
     def _sums(self, member: int, clips: Sequence[torch.Tensor]) -> torch.Tensor:
         """A member's sum of rewards of each clip [len(clips)]; differentiable in the weights."""
         inputs, lengths = torch.cat(list(clips)), [len(clip) for clip in clips]
@@ -240,7 +248,7 @@ class RewardModel:
         return {
             "members": [deepcopy(dict(member.state_dict())) for member in self.members],
             "adam": deepcopy(self.adam.state_dict()),
-            "buffer": [dict(vars(each)) for each in self.buffer],
+            "buffer": [Fixed(vars(each)) for each in self.buffer],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

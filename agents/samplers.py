@@ -283,8 +283,13 @@ class Questions:
         left = budget.pairs_left if self.in_all is None else min(budget.pairs_left, self.in_all - self.asked)
         return min(M, left)
 
-    def ask(self, budget: Budget, reward_model: RewardModel, workers: Executor) -> tuple[Pairs, Preferences] | None:
-        """One round: choose, ask, and let the reward model remember the answers. None if no question is left."""
+    def ask(
+        self, budget: Budget, reward_model: RewardModel, workers: Executor
+    ) -> tuple[Behaviour, Pairs, Preferences] | None:
+        """One round: choose, ask, and let the reward model remember the answers.
+
+        Returns what was asked about, the questions and the answers; None if no question is left.
+        """
         assert self.pool is not None, "look at some trajectories first"
         assert self.pool.actions is not None
         if (M := self.number(budget)) == 0:
@@ -295,7 +300,7 @@ class Questions:
         preferences = budget.compare(pairs)
         self.asked += len(pairs)
         reward_model.remember(self.pool, pairs, preferences)
-        return pairs, preferences
+        return self.pool, pairs, preferences
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

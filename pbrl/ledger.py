@@ -128,6 +128,16 @@ class Budget:
         _LEDGERS[self]._note(self, numbers)
 
 
+class YardstickBudget(Budget):
+    """The budget of a yardstick, which learns from the true rewards themselves: the only key to them."""
+
+    __slots__ = ()
+
+    def true_rewards(self, behaviour: Behaviour) -> Float64:
+        """The true rewards [N, T] of trajectories that are still remembered."""
+        return _LEDGERS[self]._true_rewards(self, behaviour.number)
+
+
 # Kept apart from the budgets, so that nothing an agent holds leads to the ledger.
 _LEDGERS: WeakKeyDictionary[Budget, Ledger] = WeakKeyDictionary()
 
@@ -149,6 +159,7 @@ class Ledger:
         bits_per_iteration: int | None = None,  # None: as many as pairs
         remember: int | None = None,  # None: the trajectories of two iterations
         preference_log: PreferenceLog | None = None,
+        yardstick: bool = False,  # whether its budgets hand out true rewards
     ) -> None:
         bits = pairs_per_iteration if bits_per_iteration is None else bits_per_iteration
         remember = 2 * trajectories_per_iteration if remember is None else remember
@@ -167,6 +178,7 @@ class Ledger:
         self.bits_per_iteration = bits
         self.remember = remember
         self.preference_log = preference_log
+        self.yardstick = yardstick
         self._counts = Counter(trajectories=0, env_steps=0, pairs_asked=0, pairs_answered=0)
         self._counts.update(pairs_skipped=0, pairs_equal=0, bits=0)
         self._remembered: list[Trajectories] = []  # in the order of their numbers; none of them empty
@@ -188,7 +200,7 @@ class Ledger:
             raise BudgetError(f"iteration {iteration} has had its budget: {self._iteration} was the last")
         self._iteration = iteration
         self._begin()
-        budget = Budget(iteration)
+        budget = YardstickBudget(iteration) if self.yardstick else Budget(iteration)
         self._budget = ref(budget)  # weakly: nothing but the budget keeps a ledger that is no longer used
         _LEDGERS[budget] = self
         return budget
@@ -265,6 +277,13 @@ class Ledger:
         self._remember(replace(trajectories, number=number))
         self._counts.update(trajectories=len(trajectories), env_steps=int(trajectories.lengths.sum()))
         return read_only(trajectories.without_rewards(number, keep))
+
+    def _true_rewards(self, budget: Budget, trajectories: Int64) -> Float64:
+        self._check_budget(budget)
+        if not self.yardstick:
+            raise BudgetError("true rewards are for yardsticks alone")
+        known = self._known(trajectories)
+        return known.task_rewards[known.rows(trajectories)]
 
     def _remember(self, new: Trajectories) -> None:
         """Keep the true rewards, and the actions where the oracle looks at behaviour; forget the oldest."""

@@ -21,6 +21,10 @@ Bool = NDArray[np.bool_]
 Metrics = Mapping[str, float]
 
 
+class Fixed(dict[str, Any]):
+    """Arrays of a state that will not change any more: all checkpoints share one file with them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:
     """What the policies did in N trajectories of T control steps: all that an agent may see.

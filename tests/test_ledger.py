@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 from teachers import RATIONAL
 
 from oracles.panel import Panel
-from pbrl.ledger import BudgetError, Ledger
+from pbrl.ledger import Budget, BudgetError, Ledger, YardstickBudget
 from pbrl.normaliser import Normaliser
 from pbrl.run import checkpoint
 from pbrl.run.preference_log import PreferenceLog, read
@@ -889,3 +889,30 @@ class AnySequence(RuleBasedStateMachine):
 
 TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+# Yardsticks
+
+
+def test_true_rewards_are_for_yardsticks_alone():
+    books, simulator = ledger(), FakeSimulator()
+    budget = books.open_iteration(0)
+    behaviour = collect(budget)
+    assert type(budget) is Budget
+    assert not hasattr(budget, "true_rewards")
+    with pytest.raises(BudgetError, match="for yardsticks alone"):
+        YardstickBudget.true_rewards(budget, behaviour)
+
+    how = {"oracle": RATIONAL(rng=np.random.default_rng(0)), "trajectories_per_iteration": 8, "pairs_per_iteration": 4}
+    books = Ledger(simulator=simulator, yardstick=True, remember=8, **how)
+    budget = books.open_iteration(0)
+    behaviour = collect(budget)
+    true = books._remembered[-1].task_rewards
+    rewards = budget.true_rewards(behaviour.take(np.array([5, 2])))
+    assert_array_equal(rewards, true[[5, 2]])
+    assert not np.shares_memory(rewards, true)
+    collect(later := books.open_iteration(1))
+    with pytest.raises(BudgetError, match="is void"):
+        budget.true_rewards(behaviour)
+    with pytest.raises(BudgetError, match="which is forgotten"):
+        later.true_rewards(behaviour)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import torch
 
-from pbrl.policy import GaussianPolicy, LowRank
+from pbrl.policy import LowRank, Policy
 from pbrl.types import Float32, Int64, Trajectories
 
 OBS, ACT, STEPS = 3, 2, 20
@@ -29,7 +30,7 @@ class ToySimulator:
 
     def collect(
         self,
-        policy: GaussianPolicy,
+        policy: Policy,
         parameters: Float32 | LowRank,
         assignment: Int64,
         *,
@@ -50,7 +51,9 @@ class ToySimulator:
         flat = observations[:, :-1].reshape(-1, OBS)
         actions = policy.mean_actions(parameters, flat, np.repeat(assignment, steps)).reshape(n, steps, ACT)
         if not mean_actions:
-            actions = actions + np.exp(parameters[assignment, None, -ACT:]) * noise
+            for k in np.unique(assignment):
+                drawn = (torch.from_numpy(each[assignment == k]) for each in (observations[:, :-1], noise))
+                actions[assignment == k] = policy.sample(torch.tensor(parameters[k]), *drawn)[0]
         number = first_trajectory + np.arange(n)
         self.collected.append(
             Trajectories(

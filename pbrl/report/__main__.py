@@ -3,6 +3,7 @@
     python -m pbrl.report runs/ [more folders] [--agents ncrs,zpg] [--tasks walker_walk] [--title "My runs"]
                           [--smooth 10]      means of the last ten iterations
                           [--reference]      beside the reference results
+                          [--normalise sac_true]   returns as a share of a yardstick's at as many steps, too
 
 A run's final return is the mean of the last tenth of its `return_mean`. Runs are told apart by task, agent (`name` in
 their settings), teacher (the oracle's preset and what was changed of it) and seed. Unfinished runs count as far as
@@ -26,7 +27,7 @@ from pbrl.report.ledger import every_run, ledger
 from pbrl.report.reference import RESULTS, NoResultsError, find_reference, reference_section
 from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
-from pbrl.report.tables import Bootstrap, aggregates, headline, names, select
+from pbrl.report.tables import Bootstrap, agents_of, aggregates, headline, names, select
 from pbrl.report.text import printable
 from pbrl.run.files import write_atomically
 
@@ -40,11 +41,13 @@ def report(
     threshold: float = 0.5,
     smooth: int = 1,
     results: Path | None = None,
+    normalise: str = "",
     **selection: Sequence[str],
 ) -> None:
     """Find the runs and write everything about them; `agent` and `task` select runs by name, all if empty.
 
     results: the folder of the reference runs that they are put beside; None: they are not.
+    normalise: the name of a yardstick whose runs returns are divided by, too; "": none.
     """
     runs, left_out = find(folders)
     if not runs:
@@ -52,6 +55,13 @@ def report(
         raise SystemExit(
             f"pbrl.report: no runs in {', '.join(map(str, folders))}; "
             f"a run is a folder with config.yaml and metrics.jsonl, which pbrl.train makes{reasons}"
+        )
+    yardstick = [run for run in runs if run.yardstick and run.settings["name"] == normalise]
+    if normalise and not yardstick:
+        there = sorted({str(run.settings["name"]) for run in runs if run.yardstick})
+        raise SystemExit(
+            f"pbrl.report: there are no runs of a yardstick {normalise!r} to normalise by, "
+            f"only of {', '.join(there) or 'agents'}: python -m pbrl.train agent=sac_true makes them"
         )
     for kind, wanted in selection.items():
         found = names(runs, kind)
@@ -68,15 +78,19 @@ def report(
     for teacher in names(runs, "teacher"):
         output.say(f"\n{teacher} teacher", "bold")
         group = select(runs, teacher=teacher)
-        sections[f"Teacher: {teacher}"] = teacher_section(group, teacher, looks, bootstrap, output, threshold, smooth)
-        headlines.append(headline(table := aggregates(group, teacher, bootstrap), teacher))
+        sections[f"Teacher: {teacher}"] = teacher_section(
+            group, teacher, looks, bootstrap, output, threshold, smooth, yardstick
+        )
+        headlines.append(headline(table := aggregates(agents_of(group), teacher, bootstrap), teacher))
         if len(table.rows) > 1:
             summaries.append(page.table_html(replace(table, title=f"Over all tasks, {teacher} teacher")))
     if reference:
-        sections["Beside the reference"], standings, refused = reference_section(runs, reference, bootstrap, output)
+        sections["Beside the reference"], standings, refused = reference_section(
+            agents_of(runs), reference, bootstrap, output
+        )
         headlines += standings
         problems += refused
-    sections["Robustness"] = robustness_section(runs, bootstrap, output)
+    sections["Robustness"] = robustness_section(agents_of(runs), bootstrap, output)
     sections["Ledger"] = output.table(ledger(runs), show=True)
     sections["How this was made"] = made_section(runs)
     output.table(every_run(runs))
@@ -111,6 +125,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, default=0.5, help="score whose first iteration is shown (0.5)")
     parser.add_argument("--smooth", type=int, default=1, help="iterations that curves are averaged over (1: none)")
     parser.add_argument("--reference", action="store_true", help="put them beside the results that come with pbrl")
+    parser.add_argument("--normalise", default="", help="divide by a yardstick's return at as many steps: sac_true")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of those results, if it is another")
     arguments = parser.parse_args()
     if arguments.resamples < 1:
@@ -129,6 +144,7 @@ def main() -> None:
             threshold=arguments.threshold,
             smooth=arguments.smooth,
             results=arguments.results if arguments.reference else None,
+            normalise=arguments.normalise,
             agent=[name for name in arguments.agents.split(",") if name],
             task=[name for name in arguments.tasks.split(",") if name],
         )

@@ -32,6 +32,7 @@ PARSE_OPTIONS = json.ParseOptions(
 LARGEST = 1e15  # a larger number in a record is not a measurement
 MAXIMUM_REWARD = 1.0  # of a control step, in every task of DM Control
 STEPS = 1000  # of an episode, unless env.steps says otherwise
+YARDSTICK = " (yardstick)"  # behind the names of those that learn from the true reward
 ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the earlier run as seed_0~1
 
 
@@ -50,6 +51,11 @@ class RecordedRun:
     def seed(self) -> int:
         """The seed of all its random numbers."""
         return int(self.settings["seed"])
+
+    @property
+    def yardstick(self) -> bool:
+        """Whether it learnt from the true reward: it is shown, and never ranked with the agents."""
+        return self.settings["agent"].get("yardstick") is True
 
     @property
     def iterations(self) -> int:
@@ -130,10 +136,11 @@ def find(folders: Sequence[Path]) -> tuple[list[RecordedRun], dict[Path, str]]:
 def load(folder: Path) -> RecordedRun:
     """Read one run."""
     settings = upgrade(_settings(folder / "config.yaml"), folder)
+    mark = YARDSTICK if settings["agent"].get("yardstick") is True else ""
     return RecordedRun(
         folder=folder,
         settings=settings,
-        agent=label(str(settings["name"])),
+        agent=label(str(settings["name"])) + mark,
         task=label(str(settings["env"].get("name", settings["choices"]["env"]))),
         teacher=label(teacher_name(settings)),
         metrics=_metrics(folder / "metrics.jsonl"),

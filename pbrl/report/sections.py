@@ -18,7 +18,7 @@ from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.provenance import commands, compare_versions, disagreements
 from pbrl.report.runs import RecordedRun
-from pbrl.report.tables import RATIONAL, Bootstrap, names, select, shared_tasks
+from pbrl.report.tables import RATIONAL, Bootstrap, agents_of, names, select, shared_tasks
 
 FINAL = "Final return: mean over seeds of the last tenth of return_mean"
 EVALUATED = "Evaluated return: mean over seeds of the last eval_return"
@@ -42,13 +42,17 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
     smoothed = f" of the last {smooth} iterations" if smooth > 1 else ""
     spread = f"over {seeds} seeds; shaded, its 95 % interval (none for one seed)"
     for axis, label in AXES.items():
-        notes = unequal_budgets(runs, axis)
+        asked = agents_of(runs)
+        drawn_runs = asked if axis == "pairs_asked" else runs  # yardsticks ask nothing
+        if not drawn_runs:
+            continue
+        notes = unequal_budgets(asked, axis)
         title = f"Return against {label}, {teacher} teacher"
         caption = f"Mean of return_mean{smoothed} {spread}; dotted, where only some seeds have got that far."
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
         name = file_name("curves", axis, teacher)
-        drawn[label] = draw(name, runs, caption, axis=axis, quantity="return_mean", title=title, notes=notes)
+        drawn[label] = draw(name, drawn_runs, caption, axis=axis, quantity="return_mean", title=title, notes=notes)
     if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
         title, caption = f"Evaluated return, {teacher} teacher", f"Mean of eval_return, of mean actions, {spread}."
         words: dict[str, Any] = {"axis": "iteration", "quantity": "eval_return", "title": title, "notes": []}
@@ -133,19 +137,23 @@ def teacher_section(
     output: Output,
     threshold: float,
     smooth: int,
+    yardstick: Sequence[RecordedRun] = (),
 ) -> str:
-    """Everything about the runs with one teacher."""
-    budgets = unequal_lengths(runs) + unequal_budgets(runs, "iteration")
+    """Everything about the runs with one teacher; `yardstick`: the runs to normalise by, if any."""
+    asked = agents_of(runs)
+    budgets = unequal_lengths(asked) + unequal_budgets(asked, "iteration")
     html = "".join(page.paragraph(note, "warning") for note in budgets)
     html += curves(runs, teacher, looks, output, smooth)
     html += videos(runs)
     html += output.table(tables.returns(runs, teacher, "final_return", FINAL, bootstrap), teacher, show=True)
     html += output.table(tables.returns(runs, teacher, "eval_return", EVALUATED, bootstrap), teacher)
     html += page.paragraph(RETURNS_NOTE, "small")
+    if yardstick:
+        html += output.table(tables.normalised(runs, teacher, yardstick, bootstrap), teacher, show=True)
     if any(not run.finished for run in runs):
         html += page.paragraph("*: with unfinished runs, as far as they are recorded.", "small")
     html += output.table(tables.speed(runs, teacher, threshold, bootstrap), teacher)
-    html += statistics(runs, teacher, looks, bootstrap, output)
+    html += statistics(agents_of(runs), teacher, looks, bootstrap, output)
     html += "<h3>The commands behind these runs</h3>\n" + page.listing(commands(run.settings for run in runs))
     if differing := disagreements([(run.agent, run.settings) for run in runs]):
         html += "<h3>Settings in which they differ</h3>\n" + page.listing(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pbrl.report import stats
-from pbrl.report.runs import RecordedRun
+from pbrl.report.runs import YARDSTICK, RecordedRun
 from pbrl.report.stats import Estimate
 from pbrl.types import Float64
 
@@ -51,6 +51,11 @@ def names(runs: Iterable[RecordedRun], attribute: str) -> list[str]:
 def select(runs: Iterable[RecordedRun], **wanted: str) -> list[RecordedRun]:
     """The runs of an agent, task or teacher."""
     return [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
+
+
+def agents_of(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
+    """The runs that are ranked: all but the yardsticks'."""
+    return [run for run in runs if not run.yardstick]
 
 
 def scores(runs: Sequence[RecordedRun], tasks: Sequence[str]) -> stats.Benchmark:
@@ -105,7 +110,8 @@ def returns(runs: Sequence[RecordedRun], teacher: str, quantity: str, title: str
             record = {"teacher": teacher, "task": task, "agent": agent, "seeds": len(values), "unfinished": unfinished}
             record |= {"mean": float(found[agent].value), "low": float(found[agent].low)}
             table.records.append({**record, "high": float(found[agent].high), "standard_error": error})
-        known = [agent for agent in agents if not math.isnan(found[agent].value)]
+        ranked = names(agents_of(runs), "agent")
+        known = [agent for agent in ranked if not math.isnan(found[agent].value)]
         if len(known) > 1:
             best = max(known, key=lambda agent: float(found[agent].value))
             table.best.add((len(table.rows), 1 + agents.index(best)))
@@ -114,6 +120,39 @@ def returns(runs: Sequence[RecordedRun], teacher: str, quantity: str, title: str
                     marks[agent] = f" ≈{marks[agent]}"
         table.rows.append([task, *(shown(found[agent], 1) + marks[agent] for agent in agents)])
     return table
+
+
+def normalised(
+    runs: Sequence[RecordedRun], teacher: str, yardstick: Sequence[RecordedRun], bootstrap: Bootstrap
+) -> Table:
+    """Final returns as a share of the task's maximum, and of what the yardstick had at the same number of steps.
+
+    The yardstick's mean over its seeds counts as known: the interval is that of the agent's seeds.
+    """
+    name = yardstick[0].agent.removesuffix(YARDSTICK)
+    columns = ["task", "agent", "of the maximum", f"of {name} at as many steps", "seeds"]
+    table = Table("normalised", f"Final return as a share of {name}'s", columns, keys=2)
+    for task in names(runs, "task"):
+        measured = select(yardstick, task=task)
+        for agent in names(select(runs, task=task), "agent"):
+            group = select(runs, task=task, agent=agent)
+            shares = np.array([run.final_return / _return_at_steps_of(run, measured) for run in group])
+            known = shares[np.isfinite(shares)]
+            share = bootstrap(mean, [known]) if len(known) else Estimate(*(np.array(math.nan) for _ in range(3)))
+            score = bootstrap(mean, [np.array([run.score for run in group])])
+            table.rows.append([task, agent, shown(score), shown(share), f"{len(known)} of {len(group)}"])
+            record = {"teacher": teacher, "task": task, "agent": agent, "yardstick": name, "seeds": len(known)}
+            table.records.append({**record, "score": float(score.value), **numbers(share)})
+    return table
+
+
+def _return_at_steps_of(run: RecordedRun, yardstick: Sequence[RecordedRun]) -> float:
+    """The yardstick's mean return while a run made the steps that its final return is of; nan if it got not as far."""
+    last = run.metrics["env_steps"][-max(1, len(run.metrics["env_steps"]) // 10) :]
+    returns = [
+        np.interp(last, each.metrics["env_steps"], each.metrics["return_mean"], right=np.nan) for each in yardstick
+    ]
+    return float(np.mean(returns)) if returns else math.nan
 
 
 def speed(runs: Sequence[RecordedRun], teacher: str, threshold: float, bootstrap: Bootstrap) -> Table:

@@ -5,6 +5,8 @@
         state.json                   numbers, text and structure, and a digest of the run's settings
         arrays.safetensors           arrays and tensors
         SHA256SUMS                   for `sha256sum --check`
+    checkpoint/fixed/                arrays that do not change any more, such as those of a replay buffer, each file
+        1f3a....safetensors          under its SHA-256; the checkpoints share them
 
 A checkpoint gets its name when it is complete and on disk: an interrupted save leaves the earlier ones as they were.
 """
@@ -28,10 +30,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from pbrl.run.files import sync_folder
+from pbrl.run.files import sync_folder, write_atomically
+from pbrl.types import Fixed
 
-FORMAT = 1
-STATE, ARRAYS, SUMS = "state.json", "arrays.safetensors", "SHA256SUMS"
+FORMAT = 2  # 1: there were no shared files
+STATE, ARRAYS, SUMS, FIXED = "state.json", "arrays.safetensors", "SHA256SUMS", "fixed"
 DTYPES = {
     "bool",
     "float16",
@@ -59,14 +62,15 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest
     """
     if iteration < 0:
         raise ValueError(f"the iteration of a checkpoint must be at least 0, not {iteration}")
-    arrays: dict[str, NDArray[Any]] = {}
-    content = {"format": FORMAT, "iteration": iteration, "state": _encode(state, "state", arrays)}
-    if settings_digest is not None:
-        content["settings_digest"] = settings_digest
-    files = {STATE: json.dumps(content, allow_nan=False).encode(), ARRAYS: safetensors.numpy.save(arrays)}
-    files[SUMS] = _sums(files)
-    target = folder / f"{iteration:06d}"
+    target, files = folder / f"{iteration:06d}", {}
     try:
+        arrays = _Arrays(folder / FIXED)
+        content = {"format": FORMAT, "iteration": iteration, "state": _encode(state, "state", arrays)}
+        content["fixed"] = arrays.fixed
+        if settings_digest is not None:
+            content["settings_digest"] = settings_digest
+        files = {STATE: json.dumps(content, allow_nan=False).encode(), ARRAYS: safetensors.numpy.save(arrays)}
+        files[SUMS] = _sums(files)
         _publish(files, target)
     except OSError as error:
         shutil.rmtree(_sibling(target, "unfinished"), ignore_errors=True)
@@ -80,6 +84,10 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest
     for path in folder.iterdir():
         if NAME.fullmatch(path.name) and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+    used = {name for path in kept if path is not None for name in _fixed_files((path / STATE).read_bytes())}
+    for path in (folder / FIXED).glob("*"):
+        if path.name not in used:
+            path.unlink()
 
 
 def load(
@@ -159,17 +167,55 @@ def _newest_first(folder: Path) -> list[tuple[int, Path]]:
     return [(iteration, path) for iteration, _, path in sorted(finished, reverse=True)]
 
 
+class _Arrays(dict[str, NDArray[Any]]):
+    """The arrays of a state; those that do not change any more go to files that checkpoints share."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.fixed: list[str] = []  # SHA-256 of each shared file
+
+    def share(self, arrays: dict[str, NDArray[Any]]) -> str:
+        """The SHA-256 of a file that holds the arrays; it is written unless it is there."""
+        content = safetensors.numpy.save(arrays)
+        self.fixed.append(hashlib.sha256(content).hexdigest())
+        path = self.folder / _fixed_name(self.fixed[-1])
+        if not path.exists() or path.read_bytes() != content:  # a damaged one is mended
+            write_atomically(path, content)
+        return self.fixed[-1]
+
+
+def _fixed_name(digest: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest!r} is no SHA-256")
+    return f"{digest}.safetensors"
+
+
+def _fixed_files(state: bytes) -> list[str]:
+    """The names of the shared files of a checkpoint, from its state.json."""
+    content = json.loads(state)
+    return [_fixed_name(digest) for digest in content["fixed"]] if "fixed" in content else []
+
+
 def _sums(files: Mapping[str, bytes]) -> bytes:
+    shared = "".join(f"{Path(name).stem}  ../{FIXED}/{name}\n" for name in _fixed_files(files[STATE]))
+    return _own_sums(files) + shared.encode()
+
+
+def _own_sums(files: Mapping[str, bytes]) -> bytes:
     return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (STATE, ARRAYS)).encode()
 
 
 def _sound_files(path: Path) -> dict[str, bytes]:
     """The contents of a checkpoint's files, if they match their hashes."""
     files = {name: (path / name).read_bytes() for name in (STATE, ARRAYS, SUMS)}
-    expected = _sums(files)
-    if files[SUMS] != expected:
+    expected = _own_sums(files)
+    if not files[SUMS].startswith(expected) or files[SUMS] != _sums(files):
         altered = [line.split()[1].decode() for line in expected.splitlines(True) if line not in files[SUMS]]
         raise ValueError(f"{' and '.join(altered) or SUMS} was cut short or altered since it was written")
+    for name in _fixed_files(files[STATE]):
+        if hashlib.sha256((path.parent / FIXED / name).read_bytes()).hexdigest() != Path(name).stem:
+            raise ValueError(f"{FIXED}/{name} was cut short or altered since it was written")
     return files
 
 
@@ -188,7 +234,9 @@ def _read(path: Path, settings_digest: str | None) -> dict[str, Any]:
         )
     if f"{content['iteration']:06d}" != path.name.removesuffix(".old"):
         raise ValueError(f"its name does not match its iteration, {content['iteration']}")
-    state: dict[str, Any] = _decode(content["state"], safetensors.numpy.load(files[ARRAYS]))
+    arrays = _Arrays(path.parent / FIXED)
+    arrays.update(safetensors.numpy.load(files[ARRAYS]))
+    state: dict[str, Any] = _decode(content["state"], arrays)
     return state
 
 
@@ -199,7 +247,7 @@ def _is_sound(path: Path) -> bool:
         return False
 
 
-def _encode(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
+def _encode(value: Any, name: str, arrays: _Arrays) -> Any:
     """The value in terms of JSON, with its arrays put into `arrays`.
 
     A dict whose one key begins with `$` stands for what JSON lacks.
@@ -213,6 +261,10 @@ def _encode(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
     if type(value) in (list, tuple):
         items = [_encode(item, f"{name}/{index}", arrays) for index, item in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
+    if isinstance(value, Fixed):
+        own = _Arrays(arrays.folder)
+        content = {key: _encode(item, key, own) for key, item in value.items()}
+        return {"$fixed": [arrays.share(own), content]}
     if isinstance(value, Mapping):
         for key in value:
             if type(key) not in (str, int):
@@ -247,7 +299,7 @@ def _put(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> str:
     return name
 
 
-def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def _decode(value: Any, arrays: _Arrays) -> Any:
     """The inverse of `_encode`."""
     if isinstance(value, list):
         return [_decode(item, arrays) for item in value]
@@ -264,6 +316,10 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
             return tuple(_decode(items, arrays))
         case {"$dict": pairs}:
             return dict(_decode(pairs, arrays))
+        case {"$fixed": [digest, items]}:
+            own = _Arrays(arrays.folder)
+            own.update(safetensors.numpy.load((arrays.folder / _fixed_name(digest)).read_bytes()))
+            return _decode(items, own)
         case dict():
             return {key: _decode(item, arrays) for key, item in value.items()}
     return value

@@ -69,6 +69,7 @@ class TrainingRun:
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["bits"],
             remember=remembered(settings, self.agent),
+            yardstick=settings["agent"].get("yardstick", False),
             preference_log=PreferenceLog(self.folder / LOG) if settings["preference_log"] else None,  # type: ignore[arg-type]
         )
         answers = settings["pairs"] * getattr(oracle, "members", 1) * getattr(self.agent, "experts", 1)

@@ -11,8 +11,12 @@ from tests.agents.toy import Trial
 
 # Iterations and seeds until learning shows. Gradients cost more, and vary less.
 EFFORT = {"ncrs": (50, 5), "zpg": (50, 5), "ncrs_single": (10, 4), "dpo": (4, 3), "ppo_rlhf": (5, 3), "random": (1, 8)}
-EFFORT |= {"prefppo": (10, 3)}
-TAKE_LONG = {"prefppo"}  # half a minute
+EFFORT |= {"prefppo": (10, 3), "ppo_true": (5, 3), "pebble": (6, 3), "sac_true": (1, 3)}
+TAKE_LONG = {"prefppo", "pebble", "sac_true"}  # half a minute each
+MORE = {  # where tests do less than the agent's file says
+    "sac_true": {"sac__updates_per_step": 1.0, "sac__batch_size": 128},
+    "pebble": {"sac__updates_per_step": 0.25, "sac__batch_size": 128, "reward_model__passes": 50},
+}
 AGENTS = [pytest.param(name, marks=pytest.mark.slow) if name in TAKE_LONG else name for name in choices("agent")]
 
 
@@ -21,7 +25,7 @@ def final_returns(agent, oracle, iterations, seeds):
     """The return of the policy learnt, for each seed."""
     found = []
     for seed in range(seeds):
-        trial = Trial(agent, f"oracle={oracle}", seed=seed)
+        trial = Trial(agent, f"oracle={oracle}", seed=seed, **MORE.get(agent, {}))
         trial.run(iterations)
         found.append(trial.evaluate(1000 + seed))
     return found

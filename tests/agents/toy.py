@@ -2,11 +2,13 @@
 
 import functools
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+import conf
 from pbrl.ledger import Ledger
 from pbrl.policy import GaussianPolicy
 from pbrl.run.settings import build
@@ -15,6 +17,7 @@ from pbrl.types import Behaviour, Clips, Pairs, Preferences
 from tests.toy_task import ACT, OBS, STEPS, ToySimulator
 
 TRAJECTORIES = 16
+LITTLE = {"passes": 8, "updates_per_step": 0.1, "updates_after_reset": 5, "batch_size": 32}
 POLICY = partial(GaussianPolicy, hidden=[16, 16], hidden_gain=2**0.5, output_gain=0.01)
 
 
@@ -35,12 +38,16 @@ def composed(*overrides):
 
 
 def shrunk(node):
-    """The same settings, with 16 units in every hidden layer, and few passes over the same data."""
+    """The same settings, with 16 units in every hidden layer, and little work on the same data."""
     if not isinstance(node, dict):
         return node
-    small = {key: shrunk(value) for key, value in node.items()}
-    small |= {key: [16, 16] for key in node if key.endswith("hidden")}
-    return small | ({"passes": min(node["passes"], 8)} if node.get("passes") else {})
+    small = {key: [16, 16] if key.endswith("hidden") else shrunk(value) for key, value in node.items()}
+    return small | {key: value for key, value in LITTLE.items() if node.get(key)}
+
+
+def is_yardstick(name):
+    """Whether it is no agent of the benchmark, but learns from true rewards."""
+    return "\nyardstick: true" in (Path(conf.__file__).parent / "agent" / f"{name}.yaml").read_text()
 
 
 def settings_of(name, *overrides, **changes):
@@ -75,6 +82,7 @@ class Trial:
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["pairs"] * getattr(self.agent, "experts", 1),
             remember=remembered(settings, self.agent),
+            yardstick=settings["agent"].get("yardstick", False),
         )
         self.next = 0
 
@@ -103,11 +111,11 @@ class StubBudget:
     """Pays for anything. Answers are those given, one after the other, or a function of the pairs.
 
     What was collected can be given, too; otherwise it has no observations and no actions, unless they are wanted.
-    Trajectories are numbered from 100, as if others had come before.
+    Trajectories are numbered from `first`, as if others had come before.
     """
 
-    def __init__(self, *answers, collected=None, iteration=0, trajectories=TRAJECTORIES, pairs=TRAJECTORIES // 2):
-        self.iteration = iteration
+    def __init__(self, *answers, collected=None, iteration=0, first=100, trajectories=TRAJECTORIES, pairs=8):
+        self.iteration, self.first = iteration, first
         self.trajectories_left, self.pairs_left, self.bits_left = trajectories, pairs, 10**9
         self.answers, self.behaviour = list(answers), collected
         self.collections, self.asked, self.noted = [], [], {}
@@ -115,7 +123,7 @@ class StubBudget:
     def collect(self, policy, parameters, assignment, **how):
         assert len(assignment) <= self.trajectories_left
         self.trajectories_left -= len(assignment)
-        first = 100 + sum(len(arms) for _, arms, _ in self.collections)
+        first = self.first + sum(len(arms) for _, arms, _ in self.collections)
         self.collections.append((np.array(parameters), np.array(assignment), how))
         if self.behaviour is not None:
             return self.behaviour

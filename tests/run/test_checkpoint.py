@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 from collections import OrderedDict
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pbrl.run import checkpoint
 from pbrl.run.checkpoint import CheckpointError, load, save
+from pbrl.types import Fixed
 
 DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -219,3 +222,62 @@ def test_a_checkpoint_that_cannot_be_used_gives_way_to_the_one_before(tmp_path, 
 def test_a_negative_iteration_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least 0, not -1"):
         save(tmp_path, -1, {})
+
+
+# What does not change any more
+
+
+def fixed(seed, **more):
+    rng = np.random.default_rng(seed)
+    return Fixed(obs=rng.standard_normal((3, 2)), reward=torch.from_numpy(rng.standard_normal(3)), **more)
+
+
+def shared(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "fixed").iterdir()}
+
+
+def test_fixed_arrays_are_written_once_shared_and_deleted_with_the_last_checkpoint_that_has_them(tmp_path):
+    save(tmp_path, 0, {"parts": [fixed(0)]})
+    first = shared(tmp_path)
+    save(tmp_path, 1, {"parts": [fixed(0), fixed(1)]})
+    assert len(shared(tmp_path)) == 2
+    assert first.items() <= shared(tmp_path).items()  # not written again
+    for path in tmp_path.glob("00*"):
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+    _, back = load(tmp_path)
+    assert canonical(back) == canonical({"parts": [dict(fixed(0)), dict(fixed(1))]})
+    back["parts"][0]["obs"] += 1  # an agent may go on in place
+    save(tmp_path, 2, {"parts": [fixed(1)]})
+    assert len(shared(tmp_path)) == 2  # the checkpoint before has both
+    save(tmp_path, 3, {"parts": [fixed(1)]})
+    assert len(shared(tmp_path)) == 1
+    assert canonical(load(tmp_path)[1]) == canonical({"parts": [dict(fixed(1))]})
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"short")])
+def test_a_damaged_shared_file_damages_its_checkpoints_and_is_mended_by_the_next(tmp_path, damage, caplog):
+    save(tmp_path, 0, {"parts": [fixed(0)]})
+    save(tmp_path, 1, {"parts": [fixed(0), fixed(1)]})
+    (new,) = {*shared(tmp_path)} - {line.split("/")[-1] for line in sums(tmp_path / "000000")}
+    damage(tmp_path / "fixed" / new)
+    assert load(tmp_path)[0] == 0
+    assert "000001 is damaged" in caplog.text
+    save(tmp_path, 1, {"parts": [fixed(0), fixed(1)]})
+    assert load(tmp_path)[0] == 1
+
+
+def sums(path):
+    return (path / "SHA256SUMS").read_text().splitlines()
+
+
+def test_a_state_cannot_name_a_file_elsewhere(tmp_path, caplog):
+    save(tmp_path, 0, {"parts": []})
+    save(tmp_path, 1, {"parts": [fixed(0)]})
+    path = tmp_path / "000001"
+    (name,) = shared(tmp_path)
+    state = (path / "state.json").read_text().replace(name.removesuffix(".safetensors"), "../../secret")
+    (path / "state.json").write_text(state)
+    own = {name: (path / name).read_bytes() for name in ("state.json", "arrays.safetensors")}
+    (path / "SHA256SUMS").write_bytes(checkpoint._own_sums(own))
+    assert load(tmp_path)[0] == 0
+    assert "is no SHA-256" in caplog.text

@@ -88,14 +88,14 @@ def test_without_a_sound_one_the_message_says_what_to_do(two):
 
 def reseal(path):
     files = {name: (path / name).read_bytes() for name in FILES}
-    (path / "SHA256SUMS").write_bytes(checkpoint._sums(files))
+    (path / "SHA256SUMS").write_bytes(checkpoint._own_sums(files))
 
 
 def test_a_newer_format_is_not_taken_for_damage(two):
     path = two / "000002"
-    (path / "state.json").write_text('{"format": 2, "iteration": 2, "news": {"$what": 1}}')
+    (path / "state.json").write_text('{"format": 3, "iteration": 2, "news": {"$what": 1}}')
     reseal(path)
-    with pytest.raises(CheckpointError, match=r"000002 was written by a newer pbrl \(format 2.*upgrade pbrl"):
+    with pytest.raises(CheckpointError, match=r"000002 was written by a newer pbrl \(format 3.*upgrade pbrl"):
         load(two)
 
 
