@@ -1,7 +1,7 @@
 """How fast everything is, beside its limit and its peers.
 
     python -m pbrl.bench                                     half an hour
-    python -m pbrl.bench short=true                          a minute
+    python -m pbrl.bench short=true                          a minute or two
     python -m pbrl.bench tasks=[walker_walk] only=[EnvPool]  one task, some of the contenders
 
 It prints tables of medians, and writes them as CSV files.
