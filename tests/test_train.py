@@ -153,6 +153,11 @@ def test_killed_at_random_moments_the_record_is_the_uninterrupted_one(train: Com
     check_that_killing_does_no_harm(train, "ncrs", 1, 100, tmp_path)
 
 
+@pytest.mark.slow
+def test_killed_at_random_moments_an_agent_continues_with_its_replay_buffer(train: Command, tmp_path: Path) -> None:
+    check_that_killing_does_no_harm(train, "pebble", 3, 12, tmp_path)
+
+
 @pytest.mark.parametrize("agent", ["ncrs", pytest.param("ppo_rlhf", marks=pytest.mark.slow)])
 def test_normalised_observations_continue_exactly(agent: str, train: Command, tmp_path: Path) -> None:
     arguments = [

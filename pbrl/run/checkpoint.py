@@ -13,6 +13,7 @@ A checkpoint gets its name when it is complete and on disk: an interrupted save 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -62,9 +63,9 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest
     """
     if iteration < 0:
         raise ValueError(f"the iteration of a checkpoint must be at least 0, not {iteration}")
-    target, files = folder / f"{iteration:06d}", {}
+    target, arrays = folder / f"{iteration:06d}", _Arrays(folder / FIXED)
+    files: dict[str, bytes] = {}
     try:
-        arrays = _Arrays(folder / FIXED)
         content = {"format": FORMAT, "iteration": iteration, "state": _encode(state, "state", arrays)}
         content["fixed"] = arrays.fixed
         if settings_digest is not None:
@@ -74,9 +75,10 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest
         _publish(files, target)
     except OSError as error:
         shutil.rmtree(_sibling(target, "unfinished"), ignore_errors=True)
+        size = arrays.shared + sum(map(len, files.values()))
         raise CheckpointError(
             f"could not save iteration {iteration} in {folder.absolute()}: {error.strerror or error}. "
-            f"A checkpoint needs a writable folder and {sum(map(len, files.values())) / 1e6:.3f} MB in it. "
+            f"A checkpoint needs a writable folder and {size / 1e6:.3f} MB in it. "
             "Earlier checkpoints are unchanged: once this is mended, the same command continues from the last of them."
         ) from error
     earlier = [path for number, path in _newest_first(folder) if number < iteration]
@@ -87,7 +89,8 @@ def save(folder: Path, iteration: int, state: Mapping[str, Any], settings_digest
     used = {name for path in kept if path is not None for name in _fixed_files((path / STATE).read_bytes())}
     for path in (folder / FIXED).glob("*"):
         if path.name not in used:
-            path.unlink()
+            with contextlib.suppress(OSError):  # it costs space, nothing else
+                path.unlink()
 
 
 def load(
@@ -174,11 +177,13 @@ class _Arrays(dict[str, NDArray[Any]]):
         super().__init__()
         self.folder = folder
         self.fixed: list[str] = []  # SHA-256 of each shared file
+        self.shared = 0  # bytes in them
 
     def share(self, arrays: dict[str, NDArray[Any]]) -> str:
         """The SHA-256 of a file that holds the arrays; it is written unless it is there."""
         content = safetensors.numpy.save(arrays)
         self.fixed.append(hashlib.sha256(content).hexdigest())
+        self.shared += len(content)
         path = self.folder / _fixed_name(self.fixed[-1])
         if not path.exists() or path.read_bytes() != content:  # a damaged one is mended
             write_atomically(path, content)
