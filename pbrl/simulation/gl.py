@@ -1,7 +1,7 @@
 """Find an OpenGL library that can draw here, by drawing in a process of its own: a broken library may crash it.
 
 Only pictures need OpenGL. dm_control and MuJoCo load the library that MUJOCO_GL names when they are first imported, so
-it must be chosen before.
+it must be chosen before, or switched on later (`switch_on`).
 """
 
 from __future__ import annotations
@@ -75,3 +75,13 @@ def choose() -> str:
     reasons = "".join(f"\n  {name}: {reason}" for name, reason in obstacles.items())
     unset = f"unset MUJOCO_GL={named}, or " if named else ""
     raise NoRendererError(f"nothing here can draw a picture:{reasons}\nWhat to do: {unset}{PACKAGES}")
+
+
+def switch_on() -> None:
+    """Let dm_control draw in this process, which imported it without OpenGL: MUJOCO_GL was not set then."""
+    from dm_control import _render
+
+    importers = {"glfw": _render._import_glfw, "egl": _render._import_egl, "osmesa": _render._import_osmesa}
+    if _render.BACKEND not in importers:
+        name = choose()
+        _render.Renderer, _render.BACKEND = importers[name](), name

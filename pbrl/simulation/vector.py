@@ -1,7 +1,7 @@
 """The simulator as gymnasium environments, for people who bring their own algorithms.
 
     gymnasium.make_vec("pbrl/walker_walk-v0", num_envs=64)      # BatchedEnv
-    gymnasium.make("pbrl/walker_walk-v0")                       # SingleEnv
+    gymnasium.make("pbrl/walker_walk-v0")                       # SingleEnv; render_mode="rgb_array" or "human"
 
 Observations, rewards and ends of episodes are dm_control's. The time limit truncates. A task that ends by itself
 terminates, and so does physics that diverged (`info["diverged"]`).
@@ -9,6 +9,8 @@ terminates, and so does physics that diverged (`info["diverged"]`).
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +25,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.random import RandomState
 
+from pbrl.simulation import gl, video
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.tasks import Task
 from pbrl.simulation.worlds import NativeWorlds, PlainWorlds, Worlds
@@ -123,12 +126,28 @@ def _step(worlds: Worlds, streams: Sequence[RandomState], arrays: _Arrays) -> No
 class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
     """num_envs environments of one task, stepped by a few threads. An ended episode is reset by the next step."""
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(
-        self, num_envs: int, task: str | Task, threads: int | None = None, max_episode_steps: int | None = None
+        self,
+        num_envs: int,
+        task: str | Task,
+        threads: int | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        width: int = 480,  # of pictures, in pixels
+        height: int = 360,
+        camera: str | None = None,  # by name or number; None: the task's first
     ) -> None:
         simulator = Simulator(task, seed=0, threads=threads, steps=max_episode_steps)
+        environment = simulator.environment()
+        self.metadata = {**self.metadata, "render_fps": round(1 / environment.control_timestep())}
+        self.render_mode, self._size = render_mode, (width, height)
+        if render_mode is not None:
+            gl.switch_on()
+            model = environment.physics.model
+            names = [model.id2name(number, "camera") for number in range(model.ncam)]
+            self._camera = video.camera_number(names, camera)
         self.num_envs, self.steps = num_envs, simulator.steps
         self.single_observation_space, self.single_action_space = _spaces(simulator)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -191,6 +210,32 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         info = {"diverged": now.diverged.copy()} if now.diverged.any() else {}
         return now.obs.copy(), now.rewards.copy(), terminated, truncated, info
 
+    def begin_ended(self) -> Float64:
+        """Begin an episode now, rather than by the next step, where one has ended; the observations [num_envs, obs]."""
+        now = self._arrays
+        if now.resetting.all():
+            self._threads.run()  # which begins them all, and steps none
+        else:
+            before = now.obs.copy()
+            for worlds, streams, share in zip(self._worlds, self._streams, self._shares, strict=True):
+                ended = now.resetting[share]
+                worlds.reset([stream if over else None for stream, over in zip(streams, ended, strict=True)])
+                worlds.observe(now.obs[share])
+            now.obs[~now.resetting] = before[~now.resetting]
+        now.elapsed[now.resetting] = 0
+        now.resetting[:] = False
+        return now.obs.copy()
+
+    def physics(self) -> list[Any]:
+        """dm_control's physics of each environment, as it is now."""
+        return [physics for worlds in self._worlds for physics in worlds.physics]
+
+    def render(self) -> tuple[Any, ...] | None:
+        """A picture [height, width, 3] of each environment."""
+        if self.render_mode is None:
+            return None
+        return tuple(np.asarray(video.picture(each, self._camera, self._size)) for each in self.physics())
+
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002
         """Stop the threads."""
         self._threads.stop()
@@ -211,10 +256,20 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
 class SingleEnv(gymnasium.Env[Float64, Float64]):
     """One environment of the task."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array", "human"]}  # noqa: RUF012
 
-    def __init__(self, task: str | Task, max_episode_steps: int | None = None) -> None:
-        self._batch = BatchedEnv(1, task, threads=1, max_episode_steps=max_episode_steps)
+    def __init__(
+        self,
+        task: str | Task,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        **pictures: Any,  # width, height and camera
+    ) -> None:
+        drawing = "rgb_array" if render_mode == "rgb_array" else None
+        self._batch = BatchedEnv(1, task, 1, max_episode_steps, render_mode=drawing, **pictures)
+        self.metadata = {**self.metadata, "render_fps": self._batch.metadata["render_fps"]}
+        self.render_mode = render_mode
+        self._window = window(self._batch.physics()[0]) if render_mode == "human" else None
         self.observation_space = self._batch.single_observation_space
         self.action_space = self._batch.single_action_space
 
@@ -224,13 +279,35 @@ class SingleEnv(gymnasium.Env[Float64, Float64]):
         """Begin an episode."""
         super().reset(seed=seed, options=options)
         obs, info = self._batch.reset(seed=seed)
+        if self._window is not None:
+            self._window.sync()
         return obs[0], info
 
     def step(self, action: Float64) -> tuple[Float64, float, bool, bool, dict[str, Any]]:
         """One control step."""
         obs, rewards, terminated, truncated, info = self._batch.step(np.asarray(action)[None])
+        if self._window is not None:
+            self._window.sync()
         return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 
+    def render(self) -> Any:
+        """A picture [height, width, 3]; with render_mode="human" the window shows every step by itself."""
+        pictures = self._batch.render()
+        return None if pictures is None else pictures[0]
+
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and close the window."""
         self._batch.close()
+        if self._window is not None:
+            self._window.close()
+
+
+def window(physics: Any) -> Any:
+    """MuJoCo's own viewer, which shows the physics whenever `sync` is called."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise gymnasium.error.Error(
+            'render_mode="human" opens a window, but there is no display here: use render_mode="rgb_array"'
+        )
+    import mujoco.viewer  # it loads GLFW, which others do not need
+
+    return mujoco.viewer.launch_passive(physics.model.ptr, physics.data.ptr)

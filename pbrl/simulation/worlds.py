@@ -23,6 +23,10 @@ from pbrl.types import Bool, Float64
 class Worlds(Protocol):
     """Some worlds, of which the first n are in use."""
 
+    @property
+    def physics(self) -> list[Any]:
+        """dm_control's physics of each."""
+
     def reset(self, streams: Sequence[RandomState | None]) -> None:
         """Begin an episode in each of the first worlds that is given a stream, drawn from it."""
 
@@ -107,6 +111,11 @@ class PlainWorlds:
     def __init__(self, task: str | Task, count: int) -> None:
         self.environments = [tasks.load(task) for _ in range(count)]
         self.dynamics = native.dynamics(self.environments[0])
+
+    @property
+    def physics(self) -> list[Any]:
+        """dm_control's physics of each."""
+        return [environment.physics for environment in self.environments]
 
     def reset(self, streams: Sequence[RandomState | None]) -> None:
         """Begin an episode in each of the first worlds that is given a stream, drawn from it."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import threading
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,9 +16,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from numpy.testing import assert_array_equal
+from PIL import Image
 
 import pbrl
-from pbrl.simulation import tasks
+from pbrl.simulation import gl, tasks, vector, video
 from pbrl.simulation.vector import BatchedEnv
 from pbrl.simulation.worlds import flatten
 
@@ -27,7 +31,7 @@ def test_gymnasiums_own_checker_is_content(task: str) -> None:
     with warnings.catch_warnings():  # of DM Control's own bounds; all else that the checker warns of is an error
         warnings.filterwarnings("ignore", message=r".*A Box observation space (min|max)imum value is -?infinity.*")
         warnings.filterwarnings("ignore", message=r".*we recommend using a symmetric and normalized space.*")
-        check_env(gymnasium.make(f"pbrl/{task}-v0").unwrapped)
+        check_env(gymnasium.make(f"pbrl/{task}-v0").unwrapped, skip_render_check=True)  # there may be no display
 
 
 def test_every_task_is_registered() -> None:
@@ -178,3 +182,104 @@ def test_threads_end_with_their_environment() -> None:
     del batch
     gc.collect()
     assert end(threads)
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for OpenGL, which need not be here: pictures whose grey is the environment's time."""
+
+    def picture(physics: Any, camera: int, size: tuple[int, int]) -> Image.Image:
+        assert camera == 0
+        return Image.new("RGB", size, (round(100 * physics.time()) % 256,) * 3)
+
+    monkeypatch.setattr(gl, "switch_on", lambda: None)
+    monkeypatch.setattr(video, "picture", picture)
+
+
+@pytest.mark.usefixtures("drawing")
+def test_pictures_of_one_environment_and_of_a_batch() -> None:
+    one = gymnasium.make("pbrl/cartpole_swingup-v0", render_mode="rgb_array", width=64, height=48)
+    one.reset(seed=0)
+    first = one.render()
+    one.step(one.action_space.sample())
+    second = one.render()
+    assert isinstance(first, np.ndarray)
+    assert isinstance(second, np.ndarray)
+    assert first.shape == (48, 64, 3)
+    assert first.dtype == np.uint8
+    assert (first != second).all()
+    assert one.metadata["render_fps"] == 100
+    one.close()
+    batch = gymnasium.make_vec("pbrl/cartpole_swingup-v0", num_envs=3, render_mode="rgb_array", width=64, height=48)
+    batch.reset(seed=0)
+    pictures = batch.render()
+    assert pictures is not None
+    assert [picture.shape for picture in pictures] == [(48, 64, 3)] * 3
+    batch.close()
+
+
+@pytest.mark.usefixtures("drawing")
+def test_gymnasium_records_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, int]] = []
+
+    class Clip:  # in place of moviepy, which writes the file
+        def __init__(self, frames: list[Any], fps: int) -> None:
+            written.append((len(frames), fps))
+
+        def write_videofile(self, *_: Any, **__: Any) -> None:
+            pass
+
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(ImageSequenceClip=Clip))
+    environment = gymnasium.make("pbrl/cartpole_swingup-v0", render_mode="rgb_array", max_episode_steps=6)
+    recorder = gymnasium.wrappers.RecordVideo(environment, str(tmp_path / "videos"), disable_logger=True)
+    recorder.reset(seed=0)
+    over = False
+    while not over:
+        _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
+        over = bool(terminated or truncated)
+    recorder.close()
+    assert written == [(7, 100)]
+
+
+def test_without_render_mode_there_is_no_picture_and_without_a_display_no_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = BatchedEnv(1, "cartpole_swingup")
+    assert plain.render() is None
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(gymnasium.error.Error, match="there is no display here"):
+        gymnasium.make("pbrl/cartpole_swingup-v0", render_mode="human")
+
+
+def test_where_there_is_a_display_a_window_follows_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    class Window:
+        def __init__(self, physics: Any) -> None:
+            self.physics = physics
+
+        def sync(self) -> None:
+            shown.append(self.physics.time())
+
+        def close(self) -> None:
+            shown.append(-1.0)
+
+    monkeypatch.setattr(vector, "window", Window)
+    one = gymnasium.make("pbrl/cartpole_swingup-v0", render_mode="human")
+    one.reset(seed=0)
+    one.step(one.action_space.sample())
+    one.close()
+    assert shown == pytest.approx([0.0, 0.01, -1.0])
+
+
+@pytest.mark.slow
+def test_real_pictures_where_something_can_draw() -> None:
+    one = gymnasium.make("pbrl/walker_walk-v0", render_mode="rgb_array", width=96, height=72)
+    one.reset(seed=0)
+    picture = one.render()
+    assert isinstance(picture, np.ndarray)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    one.close()
