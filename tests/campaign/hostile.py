@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import logging
 import os
 import pickle
@@ -136,8 +135,3 @@ def _with(settings: dict[str, Any], path: Sequence[str], value: Any) -> dict[str
         node = node[key]
     node[path[-1]] = value
     return changed
-
-
-def has_label_page() -> bool:
-    """Whether pbrl.label is there, whose requests are the last part of the campaign."""
-    return importlib.util.find_spec("pbrl.label") is not None
