@@ -48,6 +48,7 @@ def run_job(
     user_message: explains an error that a user can mend; None for others, which get a traceback.
     """
     hydra = HydraConfig.get()
+    os.chdir(hydra.runtime.cwd)  # a worker of Ray's is in the folder in which its node was started
     folder = Path(hydra.sweep.dir)
     path = folder / "jobs" / f"{hydra.job.num}.json"
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as they were given

@@ -1,6 +1,7 @@
 """A run's settings: are they ones that can be run, and the objects that they describe.
 
-A configuration is data. What it names in a `_target_` is imported only if it belongs to a trusted package.
+A configuration is data. What it names in a `_target_` is imported only if it belongs to a trusted package, and called
+only if it is a class: a function, such as `pbrl.train.train`, may do anything with its arguments.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from omegaconf import OmegaConf
 
 import conf
 
-# Whose classes a configuration may name; users add their own packages with `allow=[mine]`.
-TRUSTED = ("agents", "oracles", "pbrl")
+# Whose classes a configuration may name; users add their own packages, functions included, with `allow=[mine]`.
+TRUSTED = ("agents", "oracles", "pbrl.finetune", "pbrl.policy", "pbrl.ridge", "pbrl.search")
 
 LARGEST = 1e30  # number that a setting may have, so that nothing overflows before it is refused in a sentence
 
@@ -67,18 +68,24 @@ class ConfigurationError(ValueError):
 
 def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> Any:
     """The object that a node describes by its `_target_`, with these arguments added."""
-    check_targets(node, allow=allow)
+    node = checked(node, allow=allow)
     trusted = [f"{package}.*" for package in (*TRUSTED, *allow)]
     arguments = {"_convert_": "all", **arguments}
     try:
         return hydra_instantiate(node, **arguments, _execution_whitelist_=trusted)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    except TypeError as error:
+        if not re.search(
+            r"missing \d+ required", str(error)
+        ):  # what is missing from a `_partial_` node is found so late
+            raise
+        raise ConfigurationError(str(error)) from error
 
 
 def build(node: Any, *, allow: Sequence[str] = (), **offered: Any) -> Any:
     """The object that a node describes, with what its class asks for of what is offered."""
-    check_targets(node, allow=allow)
+    node = checked(node, allow=allow)
     parameters = inspect.signature(resolve(node["_target_"], "", allow=allow)).parameters.values()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     wanted = {each.name for each in parameters}
@@ -87,10 +94,18 @@ def build(node: Any, *, allow: Sequence[str] = (), **offered: Any) -> Any:
     )
 
 
-def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> None:
-    """Refuse a node that names, at any depth, something of a package that is not trusted. Nothing is imported."""
+def checked(node: Any, *, allow: Sequence[str] = ()) -> Any:
+    """A node as plain data, if all that it names at any depth may be called; otherwise nothing is imported."""
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True)
+    check_targets(node, allow=allow)
+    for target in _targets(node):
+        resolve(target, "", allow=allow)
+    return node
+
+
+def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> None:
+    """Refuse a node that names, at any depth, something of a package that is not trusted. Nothing is imported."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             check_target(node["_target_"], path, allow=allow)
@@ -99,28 +114,43 @@ def check_targets(node: Any, path: str = "", *, allow: Sequence[str] = ()) -> No
     elif isinstance(node, list | tuple):
         for value in node:
             check_targets(value, path, allow=allow)
+    elif isinstance(node, str) and "${" in node:  # Hydra would put something in its place after this check
+        raise ConfigurationError(f"{path or 'a setting'} must be a value, not {node!r}")
+
+
+def _targets(node: Any) -> list[str]:
+    """All that a node names in a `_target_`, at any depth."""
+    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    own = [node["_target_"]] if isinstance(node, Mapping) and "_target_" in node else []
+    return [*own, *(target for each in below for target in _targets(each))]
+
+
+def _of(name: str, packages: Iterable[str]) -> bool:
+    """Whether a dotted name is of one of these packages or modules."""
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 
 def check_target(target: Any, path: str, *, allow: Sequence[str] = ()) -> None:
     """Refuse the name of something in a package that is not trusted."""
-    package = str(target).partition(".")[0]
-    if not isinstance(target, str) or package not in (*TRUSTED, *allow) or not target.isprintable():
+    if not isinstance(target, str) or not _of(target, (*TRUSTED, *allow)) or not target.isprintable():
         raise ConfigurationError(
             f"{path or 'a setting'} names {target!r}, which is not of {', '.join(TRUSTED)}: "
-            f"if you trust the package, add allow=[{package}]"
+            f"if you trust the package, add allow=[{str(target).partition('.')[0]}]"
         )
 
 
 def resolve(target: str, path: str, *, allow: Sequence[str] = ()) -> Any:
-    """The class or function of that name, if it is there and was made in a trusted package."""
+    """The class of that name, if it is there and was made in a trusted package; of what users allow, functions, too."""
     check_target(target, path, allow=allow)
     try:
         found = get_object(target)
     except Exception as error:
         raise ConfigurationError(f"{path or 'a setting'} names {target}, which cannot be imported: {error}") from None
     made_in = getattr(found, "__module__", None) or ""
-    if not callable(found) or made_in.partition(".")[0] not in (*TRUSTED, *allow):
+    if not callable(found) or not _of(made_in, (*TRUSTED, *allow)):
         raise ConfigurationError(f"{path or 'a setting'} names {target}, which is of {made_in or 'nowhere'}")
+    if not inspect.isclass(found) and not _of(made_in, allow):
+        raise ConfigurationError(f"{path or 'a setting'} names {target}, which is not a class")
     return found
 
 
@@ -339,6 +369,10 @@ def check_node(node: Any, path: str, *, allow: Sequence[str] = ()) -> None:
     parameters = inspect.signature(resolve(node["_target_"], path, allow=allow), eval_str=True).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {key: value for key, value in node.items() if not key.startswith("_")}
+    for key in {*node} - {*given, "_target_", "_partial_"}:
+        raise ConfigurationError(f"{path}.{key}: unknown setting")
+    if not isinstance(node.get("_partial_", False), bool):
+        raise ConfigurationError(f"{path}._partial_ must be true or false, not {node['_partial_']!r}")
     for key, value in given.items():
         if value == "???":
             raise ConfigurationError(f"{path}.{key} must be given: {path}.{key}=...")

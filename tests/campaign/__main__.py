@@ -28,6 +28,7 @@ import hostile
 import interruptions
 import mutations
 import overrides
+import page
 import runs
 from tally import COLUMNS, Clock, Tally
 
@@ -39,6 +40,7 @@ PARTS = {  # attempts
     "files": 2000,
     "folders": 1500,
     "overrides": 10_000,
+    "page": 5000,
 }
 BEGIN, END = "<!-- campaign -->", "<!-- end of campaign -->"
 
@@ -51,6 +53,7 @@ PROGRAMS = {
     "files": mutations.others,
     "folders": hostile.folders,
     "overrides": overrides.fuzz,
+    "page": page.hostile_requests,
 }
 
 

@@ -36,6 +36,12 @@ PAYLOADS: list[Any] = [
     {"_target_": "pbrl.simulation.gl.os.mkdir", "_args_": ["executed"]},
     {"_target_": "agents.ncrs.np.os.mkdir", "_args_": ["executed"]},
     {"_target_": "pbrl.run.files.write_atomically", "path": "executed", "content": "x"},
+    {"_target_": "pbrl.run.record.Record", "path": "executed", "after": -1},
+    {
+        "_target_": "pbrl.train.train",
+        "overrides": ["allow=[os,posix]", "~oracle", "+oracle={_target_:os.mkdir,path:executed}"],
+    },
+    "${oc.decode:'{_target_: pbrl.train.train, overrides: [folder=executed]}'}",
     {"_target_": "hydra.utils.get_object", "path": "os.mkdir"},
     {"_target_": "hydra.utils.call", "_args_": [MKDIR]},
     {"_target_": "functools.partial", "_args_": [MKDIR]},

@@ -98,7 +98,8 @@ def test_sigterm_lets_the_runs_of_other_processes_save(launcher: str, tmp_path: 
 
 
 def wait_for_rows(process: subprocess.Popen[str], run: Path, rows: int) -> None:
-    while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(record(run)) >= rows):
+    while not ((run / "metrics.jsonl").exists() and len(record(run)) >= rows):
+        assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
 
 
@@ -211,6 +212,7 @@ def test_ray_starts_runs_again_that_lost_their_process_or_their_node(lost: str, 
     finally:
         cluster.stdin.close()
         cluster.wait(timeout=60)
+        cluster.stdout.close()
 
 
 @pytest.fixture
