@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 from native_tasks import NATIVE
 
@@ -13,6 +14,7 @@ from pbrl.simulation.simulator import Simulator
 
 settings.register_profile("pbrl", deadline=None)  # no test asserts a time
 settings.load_profile("pbrl")
+torch.set_num_threads(1)  # tests run on all cores already
 
 
 @pytest.fixture(params=NATIVE)

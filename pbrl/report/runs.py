@@ -182,7 +182,7 @@ def _columns(path: Path) -> dict[str, Float64]:
         if (np.diff(metrics["iteration"], prepend=-1) > 0).all():
             return metrics
     try:  # an unfinished or damaged record
-        return columns([{name: row[name] for name in READ if name in row} for row in read(path)])
+        return columns([{name: row.get(name) for name in READ} for row in read(path)])
     except (ValueError, TypeError) as error:
         raise NotARunError(f"its record has something that is not a number: {error}") from None
 

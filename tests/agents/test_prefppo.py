@@ -53,6 +53,16 @@ def test_each_pass_of_ppo_takes_all_steps_in_another_order():
     assert not np.array_equal(passes[0], passes[1])
 
 
+@pytest.mark.parametrize("passes", [1, 3])
+def test_passes_multiply_the_gradient_steps_and_not_the_warm_up(passes):
+    trial, steps = Trial("prefppo", *SMALL, ppo__passes=passes, ppo__gradient_steps=4), []
+    trial.agent.ppo.network.optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    metrics = trial.run(2)
+    assert len(steps) == 2 * 4 * passes
+    rates = [each["actor_learning_rate"] for each in metrics]
+    np.testing.assert_allclose(rates, trial.agent.ppo.actor_learning_rate * np.array([1, 2]) / 20)
+
+
 def test_the_reward_of_a_step_is_that_of_the_ensemble_standardised(monkeypatch):
     trial, seen = Trial("prefppo", *SMALL), []
     monkeypatch.setattr(trial.agent.ppo, "update", lambda *given: seen.append(given) or {})

@@ -190,7 +190,7 @@ def test_it_learns_where_the_reward_is():
     """The reward is the closeness of the action, in units of its bounds, to a target: one step is all there is."""
     sac = make(actor_learning_rate=1e-2, critic_learning_rate=1e-2, gamma=0.0, initial_temperature=0.01)
     rng, target = np.random.default_rng(1), torch.tensor([0.5, -0.3])
-    for _ in range(600):
+    for _ in range(300):
         obs = torch.from_numpy(rng.standard_normal((64, OBS), np.float32))
         units = torch.from_numpy(rng.uniform(-1, 1, (64, ACT)).astype(np.float32))
         actions = units * torch.tensor([1.0, 4.0]) + torch.tensor([0.0, 1.0])

@@ -17,7 +17,7 @@ from pbrl.types import Behaviour, Clips, Pairs, Preferences
 from tests.toy_task import ACT, OBS, STEPS, ToySimulator
 
 TRAJECTORIES = 16
-LITTLE = {"passes": 8, "updates_per_step": 0.1, "updates_after_reset": 5, "batch_size": 32}
+MOST = {"passes": 8, "gradient_steps": 10, "updates_per_step": 0.1, "updates_after_reset": 5, "batch_size": 32}
 POLICY = partial(GaussianPolicy, hidden=[16, 16], hidden_gain=2**0.5, output_gain=0.01)
 
 
@@ -42,7 +42,7 @@ def shrunk(node):
     if not isinstance(node, dict):
         return node
     small = {key: [16, 16] if key.endswith("hidden") else shrunk(value) for key, value in node.items()}
-    return small | {key: value for key, value in LITTLE.items() if node.get(key)}
+    return small | {key: min(most, node[key]) for key, most in MOST.items() if node.get(key)}
 
 
 def is_yardstick(name):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import cheetah
 
-from pbrl.simulation.native import Physics, compiled
+from pbrl.simulation.native import Physics, compiled, fill
 from pbrl.simulation.tasks.tolerance import inf, linear, tolerance
 from pbrl.types import Float64
 
@@ -39,9 +39,8 @@ def speed(physics: Physics, c: Constants) -> float:
 @compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:  # noqa: ARG001
     """Positions except the horizontal one, velocities."""
-    positions = len(physics.qpos) - 1
-    obs[:positions] = physics.qpos[1:]
-    obs[positions:] = physics.qvel
+    i = fill(obs, 0, physics.qpos[1:])
+    fill(obs, i, physics.qvel)
 
 
 @compiled

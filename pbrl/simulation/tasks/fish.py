@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import fish
 
-from pbrl.simulation.native import ZZ, Physics, X, Y, Z, compiled
+from pbrl.simulation.native import ZZ, Physics, X, Y, Z, compiled, fill
 from pbrl.simulation.tasks.tolerance import tolerance
 from pbrl.types import Float64
 
@@ -69,7 +69,7 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
         for axis in range(3):
             obs[i] = mouth_to_target(physics, c, axis)
             i += 1
-    obs[i:] = physics.qvel
+    fill(obs, i, physics.qvel)
 
 
 @compiled

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import hopper
 
-from pbrl.simulation.native import Physics, Z, compiled
+from pbrl.simulation.native import Physics, Z, compiled, fill
 from pbrl.simulation.tasks.tolerance import inf, linear, small_control, tolerance
 from pbrl.types import Float64
 
@@ -62,11 +62,10 @@ def speed(physics: Physics, c: Constants) -> float:
 @compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Positions except the horizontal one, velocities, logarithm of the touch sensors at toe and heel."""
-    positions, velocities = len(physics.qpos) - 1, len(physics.qvel)
-    obs[:positions] = physics.qpos[1:]
-    obs[positions : positions + velocities] = physics.qvel
-    obs[positions + velocities] = math.log1p(physics.sensordata[c.touch_toe])
-    obs[positions + velocities + 1] = math.log1p(physics.sensordata[c.touch_heel])
+    i = fill(obs, 0, physics.qpos[1:])
+    i = fill(obs, i, physics.qvel)
+    obs[i] = math.log1p(physics.sensordata[c.touch_toe])
+    obs[i + 1] = math.log1p(physics.sensordata[c.touch_heel])
 
 
 @compiled

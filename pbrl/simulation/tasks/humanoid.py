@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import humanoid
 
-from pbrl.simulation.native import ZX, ZZ, Physics, X, Y, Z, compiled
+from pbrl.simulation.native import ZX, ZZ, Physics, X, Y, Z, compiled, fill
 from pbrl.simulation.tasks.tolerance import inf, linear, small_control, tolerance
 from pbrl.types import Float64
 
@@ -65,17 +65,16 @@ def torso_to_limb(physics: Physics, c: Constants, limb: int, axis: int) -> float
 @compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Joint angles, head height, hands and feet from the torso, its tilt, centre of mass velocity, velocities."""
-    joints = len(physics.qpos) - 7  # without the free joint of the root
-    obs[:joints] = physics.qpos[7:]
-    obs[joints] = head_height(physics, c)
-    i = joints + 1
+    i = fill(obs, 0, physics.qpos[7:])  # without the free joint of the root
+    obs[i] = head_height(physics, c)
+    i += 1
     for limb in c.extremities:
         for axis in range(3):
             obs[i] = torso_to_limb(physics, c, limb, axis)
             i += 1
-    obs[i : i + 3] = physics.xmat[c.torso, ZX : ZZ + 1]
-    obs[i + 3 : i + 6] = physics.sensordata[c.velocity : c.velocity + 3]
-    obs[i + 6 :] = physics.qvel
+    i = fill(obs, i, physics.xmat[c.torso, ZX : ZZ + 1])
+    i = fill(obs, i, physics.sensordata[c.velocity : c.velocity + 3])
+    fill(obs, i, physics.qvel)
 
 
 @compiled

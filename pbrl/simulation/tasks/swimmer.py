@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from pbrl.simulation.native import Physics, X, Y, compiled
+from pbrl.simulation.native import Physics, X, Y, compiled, fill
 from pbrl.simulation.tasks.tolerance import long_tail, tolerance
 from pbrl.types import Float64
 
@@ -46,10 +46,9 @@ def nose_to_target(physics: Physics, c: Constants, axis: int) -> float:
 @compiled
 def observe(physics: Physics, c: Constants, obs: Float64) -> None:
     """Joint angles, where the target is, each link's velocity in its own frame."""
-    joints = len(physics.qpos) - 3
-    obs[:joints] = physics.qpos[3:]
-    obs[joints], obs[joints + 1] = nose_to_target(physics, c, X), nose_to_target(physics, c, Y)
-    i = joints + 2
+    i = fill(obs, 0, physics.qpos[3:])
+    obs[i], obs[i + 1] = nose_to_target(physics, c, X), nose_to_target(physics, c, Y)
+    i += 2
     for link in range(12, len(physics.sensordata), 6):  # after the head's: velocity [3], angular velocity [3]
         obs[i] = physics.sensordata[link]
         obs[i + 1] = physics.sensordata[link + 1]

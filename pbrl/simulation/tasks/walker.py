@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dm_control.suite import walker
 
-from pbrl.simulation.native import XX, XZ, ZZ, Physics, Z, compiled
+from pbrl.simulation.native import XX, XZ, ZZ, Physics, Z, compiled, fill
 from pbrl.simulation.tasks.tolerance import inf, linear, tolerance
 from pbrl.types import Float64
 
@@ -60,7 +60,7 @@ def observe(physics: Physics, c: Constants, obs: Float64) -> None:
         obs[i], obs[i + 1] = physics.xmat[body, XX], physics.xmat[body, XZ]
         i += 2
     obs[i] = torso_height(physics, c)
-    obs[i + 1 :] = physics.qvel
+    fill(obs, i + 1, physics.qvel)
 
 
 @compiled
