@@ -13,7 +13,9 @@ they are recorded, and are marked. A folder that cannot be used is named with th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,9 +80,10 @@ def report(
     for teacher in names(runs, "teacher"):
         output.say(f"\n{teacher} teacher", "bold")
         group = select(runs, teacher=teacher)
-        sections[f"Teacher: {teacher}"] = teacher_section(
-            group, teacher, looks, bootstrap, output, threshold, smooth, yardstick
-        )
+        with log_messages_in(problems):
+            sections[f"Teacher: {teacher}"] = teacher_section(
+                group, teacher, looks, bootstrap, output, threshold, smooth, yardstick
+            )
         headlines.append(headline(table := aggregates(agents_of(group), teacher, bootstrap), teacher))
         if len(table.rows) > 1:
             summaries.append(page.table_html(replace(table, title=f"Over all tasks, {teacher} teacher")))
@@ -110,6 +113,20 @@ def report(
     for warning in warnings:
         output.say(warning)
     output.say(f"The page is {output_folder / 'index.html'}; figures and tables are beside it.", "bold")
+
+
+@contextmanager
+def log_messages_in(found: list[str]) -> Iterator[None]:
+    """Keep what is said about damaged files for the page, rather than print it: folders may have any names."""
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("pbrl")
+    handler.emit = lambda record: found.append(f"{record.getMessage()}.")  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
 
 
 def main() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pbrl.report.curves import AXES, Curve, curves_of
+from pbrl.report.curves import Curve, Plot
 from pbrl.report.figures import Looks
-from pbrl.report.runs import RecordedRun
 from pbrl.report.text import printable
 from pbrl.types import Float64
 
@@ -27,16 +26,13 @@ MOST_POINTS = 200  # of a curve in the page; the PNG and SVG files have all
 DIGITS = 5  # significant
 
 
-def chart(
-    runs: Sequence[RecordedRun], axis: str, looks: Looks, *, quantity: str, smooth: int, png: bytes, name: str
-) -> str:
-    """The panels of `curves.draw_curves`, for chart.js to draw."""
+def chart(plot: Plot, looks: Looks, *, png: bytes, name: str) -> str:
+    """The panels of `curves.draw`, for chart.js to draw."""
     panels = [
         {"title": task, "lines": [_line(agent, each, looks[agent]) for agent, each in lines.items()]}
-        for task, lines in curves_of(runs, axis, quantity, smooth).items()
+        for task, lines in plot.curves.items()
     ]
-    top = max(run.maximum for run in runs) if quantity.endswith(("return_mean", "eval_return")) else 1.0
-    data = {"x": AXES[axis], "whole": axis != "seconds", "top": top, "panels": panels}
+    data = {"x": plot.x, "whole": plot.whole, "top": plot.top, "panels": panels}
     picture = f'<img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
     return (
         f'<div class="chart"><script type="application/json">{in_script(data)}</script>'

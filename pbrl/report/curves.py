@@ -41,6 +41,16 @@ class Curve(NamedTuple):
     complete: Bool  # [n] whether all runs have got that far
 
 
+class Plot(NamedTuple):
+    """The curves of a figure, by task and agent, and what its axes say."""
+
+    curves: Mapping[str, Mapping[str, Curve]]
+    x: str
+    y: str
+    whole: bool  # whether the horizontal axis counts something
+    top: float  # the highest value that is possible
+
+
 def curve(runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean", smooth: int = 1) -> Curve:
     """The mean of a quantity at every cost.
 
@@ -61,15 +71,17 @@ def curve(runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean",
     return Curve(at, mean, low, high, np.isfinite(returns).all(axis=0))
 
 
-def curves_of(runs: Sequence[RecordedRun], axis: str, quantity: str, smooth: int) -> dict[str, dict[str, Curve]]:
+def plot(runs: Sequence[RecordedRun], axis: str, quantity: str = "return_mean", smooth: int = 1) -> Plot:
     """The curve of every agent on every task."""
-    return {
+    drawn = {
         task: {
             agent: curve(select(runs, task=task, agent=agent), axis, quantity, smooth)
             for agent in names(select(runs, task=task), "agent")
         }
         for task in names(runs, "task")
     }
+    top = 1.0 if quantity == "teacher_error_rate" else max(run.maximum for run in runs)
+    return Plot(drawn, AXES[axis], QUANTITIES[quantity], whole=axis != "seconds", top=top)
 
 
 def _smoothed(values: Float64, width: int) -> Float64:
@@ -96,12 +108,14 @@ def draw_curves(
     *,
     title: str,
     notes: Sequence[str],
-    quantity: str = "return_mean",
-    smooth: int = 1,
 ) -> Figure:
     """The paper's figure: a panel for each task, a line with its interval for each agent."""
-    drawn = curves_of(runs, axis, quantity, smooth)
-    tasks = list(drawn)
+    return draw(plot(runs, axis), looks, title=title, notes=notes)
+
+
+def draw(plot: Plot, looks: Looks, *, title: str, notes: Sequence[str]) -> Figure:
+    """A panel for each task, a line with its interval for each agent."""
+    tasks = list(plot.curves)
     columns = min(3, len(tasks))
     rows = -(-len(tasks) // columns)
     left, right, between = 0.75, 0.25, (0.6, 0.6)  # inches
@@ -112,17 +126,17 @@ def draw_curves(
         lines = {}
         for panel, task in zip(panels, tasks, strict=False):
             panel.set_title(short(task), y=1.0)
-            for agent, each in drawn[task].items():
+            for agent, each in plot.curves[task].items():
                 lines[agent] = _draw_curve(panel, each, looks[agent])
             panel.set_ylim(bottom=min(0.0, panel.dataLim.y0))
-            panel.xaxis.set_major_locator(MaxNLocator(5, integer=axis != "seconds"))
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=plot.whole))
             panel.xaxis.set_major_formatter(_tick)
         for panel in panels[len(tasks) :]:
             panel.remove()
         for panel in panels[: len(tasks)][-columns:]:
-            panel.set_xlabel(AXES[axis])
+            panel.set_xlabel(plot.x)
         for panel in panels[: len(tasks) : columns]:
-            panel.set_ylabel(QUANTITIES[quantity])
+            panel.set_ylabel(plot.y)
         # Everything is placed in inches: matplotlib's own layout takes longer than drawing the curves.
         top = 0.65 + add_title(figure, title)
         bottom = 0.65 + add_legend(figure, dict(sorted(lines.items())), notes, outside=False)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pbrl.report import chart, figures, page, tables
-from pbrl.report.curves import AXES, draw_curves
+from pbrl.report.agreement import agreement
+from pbrl.report.curves import AXES, Plot, draw, plot
 from pbrl.report.files import Output, file_name
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
 from pbrl.report.provenance import commands, compare_versions, disagreements
@@ -27,15 +28,14 @@ RETURNS_NOTE = "Bold: the highest mean of a task. ≈: the mean is within the in
 
 
 def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, output: Output, smooth: int) -> str:
-    """The paper's figure, against each kind of cost; evaluations; and how often the teacher was wrong."""
+    """The paper's figure, against each kind of cost; evaluations; how often the teacher was wrong, and where."""
     drawn = {}
 
-    def draw(name: str, shown: Sequence[RecordedRun], caption: str, *, axis: str, quantity: str, **words: Any) -> str:
-        figure = draw_curves(shown, axis, looks, quantity=quantity, smooth=smooth, **words)
-        html = output.figure(name, figure, caption)
+    def show(name: str, shown: Plot, caption: str, *, title: str, notes: Sequence[str] = ()) -> str:
+        title = f"{title}, {teacher} teacher"
+        html = output.figure(name, draw(shown, looks, title=title, notes=notes), caption)
         png = (output.folder / "figures" / f"{name}.png").read_bytes()
-        picture = chart.chart(shown, axis, looks, quantity=quantity, smooth=smooth, png=png, name=name)
-        return page.with_chart(html, picture)
+        return page.with_chart(html, chart.chart(shown, looks, png=png, name=name))
 
     counts = Counter((run.task, run.agent) for run in runs).values()
     seeds = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
@@ -47,24 +47,32 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
         if not drawn_runs:
             continue
         notes = unequal_budgets(asked, axis)
-        title = f"Return against {label}, {teacher} teacher"
+        title = f"Return against {label}"
         caption = f"Mean of return_mean{smoothed} {spread}; dotted, where only some seeds have got that far."
         if axis == "seconds":
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
         name = file_name("curves", axis, teacher)
-        drawn[label] = draw(name, drawn_runs, caption, axis=axis, quantity="return_mean", title=title, notes=notes)
+        shown = plot(drawn_runs, axis, "return_mean", smooth)
+        drawn[label] = show(name, shown, caption, title=title, notes=notes)
     if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
-        title, caption = f"Evaluated return, {teacher} teacher", f"Mean of eval_return, of mean actions, {spread}."
-        words: dict[str, Any] = {"axis": "iteration", "quantity": "eval_return", "title": title, "notes": []}
-        drawn["evaluation"] = draw(file_name("evaluation", teacher), evaluated, caption, **words)
+        caption = f"Mean of eval_return, of mean actions, {spread}."
+        shown = plot(evaluated, "iteration", "eval_return", smooth)
+        drawn["evaluation"] = show(file_name("evaluation", teacher), shown, caption, title="Evaluated return")
     if answered := [run for run in runs if np.isfinite(run.metrics.get("teacher_error_rate", np.nan)).any()]:
-        title = f"How often the teacher is wrong, {teacher} teacher"
         caption = (
-            f"Share{smoothed} of the answers that contradict the true order of the two clips, mean {spread}. The rest "
-            "agrees with it. Who compares trajectories that differ little gets more wrong answers."
+            f"Share{smoothed} of the answers that contradict the true order of the two clips, mean {spread}. "
+            "Who compares trajectories that differ little gets more wrong answers."
         )
-        words = {"axis": "iteration", "quantity": "teacher_error_rate", "title": title, "notes": []}
-        drawn["teacher's errors"] = draw(file_name("teacher", teacher), answered, caption, **words)
+        shown = plot(answered, "iteration", "teacher_error_rate", smooth)
+        title = "How often the teacher is wrong"
+        drawn["teacher's errors"] = show(file_name("teacher", teacher), shown, caption, title=title)
+    if (shown := agreement(runs)).curves:
+        caption = (
+            "Share of the answers that agree with the true order of the two clips, by how far apart their true returns "
+            f"are, in bins that hold as many comparisons each; mean {spread}. From the runs' preference logs."
+        )
+        title = "Where the teacher is right"
+        drawn["teacher's agreement"] = show(file_name("agreement", teacher), shown, caption, title=title)
     legend = chart.legend(looks, names(runs, "agent"))
     return f"<div>{legend}{page.tabs(file_name('curves', teacher), drawn)}</div>\n"  # the legend stays in view in it
 

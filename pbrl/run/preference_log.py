@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -182,16 +182,19 @@ class PreferenceLog:
                 part.unlink()
 
 
-def read(folder: Path | str) -> pa.Table:
-    """The log in the order of asking, up to the first row that is missing."""
-    tables, rows, parts = [SCHEMA.empty_table()], 0, _parts(Path(folder))
+def read(folder: Path | str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The log in the order of asking, up to the first row that is missing.
+
+    columns: only these, ten times as fast, and not checked: the fingerprint is of all.
+    """
+    tables, rows, parts = [SCHEMA.empty_table().select(columns or SCHEMA.names)], 0, _parts(Path(folder))
     for other in sorted({*Path(folder).glob("*.parquet")} - {*parts}):
         logger.warning("%s is not part of the log, and is ignored", other)
     for part in parts:
         if int(part.stem) != rows:  # a merge was interrupted: its rows are in the merged part, too
             continue
         try:
-            tables.append(_read(part))
+            tables.append(_read(part) if columns is None else pq.read_table(part, schema=SCHEMA, columns=columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             logger.warning("%s cannot be read (%s): the log ends before it", part, error)
             break

@@ -10,6 +10,7 @@ import numpy as np
 from synthetic_runs import write_run
 
 from pbrl.report import chart, figures
+from pbrl.report.curves import plot
 from pbrl.report.runs import load
 from pbrl.report.sections import LARGEST_VIDEO, videos
 
@@ -30,7 +31,7 @@ def test_the_page_has_the_numbers_of_the_figure(tmp_path: Path) -> None:
         for seed in range(2)
     ]
     looks = figures.styles(["ncrs", "zpg"])
-    html = chart.chart(runs, "iteration", looks, quantity="return_mean", smooth=1, png=b"png", name="curves")
+    html = chart.chart(plot(runs, "iteration"), looks, png=b"png", name="curves")
     (panel,) = data_of(html)["panels"]  # type: ignore[misc]
     assert panel["title"] == "walker_walk"
     line = panel["lines"][0]
@@ -44,7 +45,7 @@ def test_the_page_has_the_numbers_of_the_figure(tmp_path: Path) -> None:
 def test_a_single_seed_has_no_interval_and_null_is_written_for_it(tmp_path: Path) -> None:
     run = load(write_run(tmp_path, [1.0, 2.0]))
     looks = figures.styles(["ncrs"])
-    html = chart.chart([run], "iteration", looks, quantity="return_mean", smooth=1, png=b"", name="c")
+    html = chart.chart(plot([run], "iteration"), looks, png=b"", name="c")
     (panel,) = data_of(html)["panels"]  # type: ignore[misc]
     assert panel["lines"][0]["low"] == [None, None]
 
