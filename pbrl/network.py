@@ -122,10 +122,11 @@ class _MLP(torch.autograd.Function):
         weights, inputs = saved[: 2 * layers : 2], [x, *saved[2 * layers :]]
         d_out = gradients[0].T.contiguous()
         d_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        learns = any(ctx.needs_input_grad[3:])  # or its weights are fixed, and only x wants a gradient
 
         @torch.no_grad()
         def run(lane: slice) -> list[Tensor]:
-            sums = _zeros(saved[: 2 * layers])
+            sums = _zeros(saved[: 2 * layers]) if learns else []
             spare = _buffers(x[lane], weights)
             for block in _blocks(lane):
                 d = _backward(d_out[:, block], [each[block] for each in inputs], weights, ctx.activation, spare, sums)
@@ -137,7 +138,7 @@ class _MLP(torch.autograd.Function):
         for lane in rest:
             for total, part in zip(first, lane, strict=True):
                 total += part
-        return d_x, None, None, *first
+        return d_x, None, None, *(first or [None] * 2 * layers)
 
 
 def _forward(
@@ -169,15 +170,17 @@ def _backward(
     spare: Sequence[Tensor],
     sums: Sequence[Tensor],
 ) -> Tensor:
-    """Add a block's gradients to those of W1, b1, W2, b2, ...; the gradient of what the first layer gave."""
-    sums[-2].T.addmm_(d_out, inputs[-1])
-    sums[-1].add_(d_out.sum(1))
+    """Add a block's gradients to those of W1, b1, W2, b2, ..., if any; the gradient of what the first layer gave."""
+    if sums:
+        sums[-2].T.addmm_(d_out, inputs[-1])
+        sums[-1].add_(d_out.sum(1))
     d = d_out.T
     for layer in reversed(range(len(weights) - 1)):
         d = torch.mm(d, weights[layer + 1].T, out=spare[layer][: len(d)])
         _through_activation(d, inputs[layer + 1], activation)
-        sums[2 * layer].addmm_(inputs[layer].T, d)
-        sums[2 * layer + 1].add_(d.sum(0))
+        if sums:
+            sums[2 * layer].addmm_(inputs[layer].T, d)
+            sums[2 * layer + 1].add_(d.sum(0))
     return d
 
 

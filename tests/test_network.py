@@ -83,6 +83,14 @@ def test_weights_may_be_transposed_views_and_inputs_need_no_gradient() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_fixed_weights_pass_the_gradient_on_to_the_inputs() -> None:
+    x, layers, d_out = problem(40, (5, 8, 2))
+    fixed = [(weight.detach(), bias.detach()) for weight, bias in layers]
+    (ours,) = torch.autograd.grad((mlp(x, fixed, "relu") * d_out).sum(), [x])
+    (theirs,) = torch.autograd.grad((plain(x, fixed, "relu") * d_out).sum(), [x])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "leaky_relu"])
 @pytest.mark.parametrize(
     ("rows", "sizes"), [(7, (3, 5, 2)), (1301, (17, 32, 16, 6)), (500, (4, 8, 1)), (3, (2, 1)), (0, (3, 4, 2))]

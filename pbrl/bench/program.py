@@ -6,6 +6,7 @@ python -m pbrl.bench [short=true]
 from __future__ import annotations
 
 import csv
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from pbrl.bench import agents, collection, figure, learning, teachers
+from pbrl.bench import agents, collection, figure, learning, sac, teachers
 from pbrl.bench.turns import ratio, take_turns
 from pbrl.run.settings import instantiate
 from pbrl.simulation import tasks
@@ -27,7 +28,7 @@ def main(cfg: DictConfig) -> None:
     """Measure, print tables, write them as CSV."""
     if cfg.short:
         cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
-    for task in [*cfg.tasks, *cfg.agents_tasks, *cfg.figure.tasks]:
+    for task in [*cfg.tasks, *cfg.agents_tasks, *cfg.figure.tasks, cfg.sac.task]:
         try:
             tasks.find(task)
         except tasks.UnknownTaskError as error:
@@ -41,6 +42,7 @@ def main(cfg: DictConfig) -> None:
         measure_learning(cfg, output / "learning.csv")
         if cfg.figure.tasks:
             extrapolate(cfg, iterations, output / "figure.csv")
+    measure_sac(cfg, output / "sac.csv")
     measure_teacher(cfg)
     print(f"written to {output}: {', '.join(sorted(path.name for path in output.glob('*.csv')))}")
 
@@ -115,6 +117,25 @@ def measure_learning(cfg: DictConfig, path: Path) -> None:
     table = new_table("learning (medians)", "task", "what", "GFlop/s", "of the limit")
     for row in rows:
         table.add_row(row["task"], row["what"], f"{row['gflop_per_second']:.1f}", f"{row['ratio_to_limit']:.2f}")
+    Console().print(table)
+
+
+def measure_sac(cfg: DictConfig, path: Path) -> None:
+    """An update of SAC beside one of Stable-Baselines3's."""
+    how = {"steps": cfg.steps, "threads": cfg.threads, "updates": cfg.sac.updates}
+    speeds = take_turns(sac.contenders(cfg.sac.task, container(cfg.sac.agent), **how), cfg.alternations, "SAC")
+    rows: list[dict[str, Any]] = [
+        {
+            "what": what,
+            "updates_per_second": round(statistics.median(measured), 1),
+            "pbrl_is_faster_by": round(ratio(speeds[sac.OURS], measured), 3),
+        }
+        for what, measured in speeds.items()
+    ]
+    write(path, rows)
+    table = new_table(f"updates of SAC on {cfg.sac.task} (medians)", "what", "updates/s", "pbrl is faster by")
+    for row in rows:
+        table.add_row(row["what"], f"{row['updates_per_second']:.1f}", f"{row['pbrl_is_faster_by']:.2f}x")
     Console().print(table)
 
 

@@ -269,6 +269,7 @@ def test_the_program_writes_its_tables(
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     size = ["trajectories=4", "steps=5", "alternations=2", "peer_trajectories=1", "hidden=[8]", "threads=2"]
     size += ["figure.tasks=[cheetah_run]", "figure.seeds=1", "figure.iterations=3600", "figure.steps=5"]
+    size += ["sac.updates=3", "sac.agent.sac.critic_hidden=[8]", "sac.agent.policy.hidden=[8]"]
     only = ["tasks=[cheetah_run]", "agents_tasks=[cheetah_run]", "~agents.ppo_rlhf"]
     monkeypatch.setattr(sys, "argv", ["pbrl.bench", *size, *only, "comparisons.pairs=10"])
     program.main()
@@ -304,6 +305,11 @@ def test_the_program_writes_its_tables(
     # An iteration takes a second to collect and four to ask and learn: five hours for 3600 of them.
     hours = {row["agent"]: row["hours"] for row in rows_of(tmp_path / "runs/bench/figure.csv")}
     assert hours == {"ncrs": "5.0", "zpg": "5.0", "dpo": "5.0", "all": "15.0"}
+    assert [(row["what"], row["updates_per_second"]) for row in rows_of(tmp_path / "runs/bench/sac.csv")] == [
+        ("pbrl", "3.0"),
+        ("Stable-Baselines3, 1 thread", "3.0"),
+        ("Stable-Baselines3, 2 threads", "3.0"),
+    ]
     out = " ".join(capsys.readouterr().out.split())
     assert "cheetah_run: 4 policies, different everywhere, take 1.00 times as long as one" in out
     assert "take 15.0 hours on this machine, without evaluations (ncrs 5.0, zpg 5.0, dpo 5.0)" in out
