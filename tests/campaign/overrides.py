@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import shutil
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ BASE = [
     "wandb.mode=disabled",
     "preference_log=false",
 ]
+LONGEST = 5.0  # seconds of processor time, of which most attempts take a tenth
 LARGEST = 2_000  # control steps of an attempt that is tried out
 VALUES = [
     *("0", "1", "-1", "2", "3", "0.5", "-0.5", "1e300", "-1e-300", "1e-320", "nan", ".nan", "inf", "-inf", "1e999"),
@@ -92,9 +95,13 @@ def fuzz(attempts: int, seed: int, clock: Clock, folder: Path, _: object = None)
 
 
 def attempt(arguments: list[str]) -> Outcome:
-    """A command line, up to the end of its first iteration."""
+    """A command line, up to the end of its first iteration; one that takes long, as 10^10 updates do, is stopped."""
+    signal.signal(signal.SIGPROF, lambda *_: sys.exit(0))
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)
     with patch.object(pbrl.train, "follow_and_film", iterate_once), patch.object(pbrl.train, "summary"):
-        return call(pbrl.train.command, arguments)
+        outcome = call(pbrl.train.command, arguments)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return outcome
 
 
 def paths(agent: str) -> list[str]:

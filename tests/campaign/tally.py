@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COLUMNS = ("lost iterations", "wrong states", "executions", "tracebacks")
-EXAMPLES = 5  # of each kind that are shown
+EXAMPLES = 20  # of each kind that are shown
 
 
 @dataclass

@@ -180,7 +180,7 @@ def test_ray_starts_runs_again_that_lost_their_process_or_their_node(lost: str, 
     assert train(jobs, tmp_path / "sequential")[0] == 0
     token = tmp_path / "ray_token"
     token.write_text(secrets.token_hex(32))
-    environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT), "RAY_worker_niceness": "0"}
     cluster = subprocess.Popen(
         [sys.executable, "-c", CLUSTER],
         env=environment,
