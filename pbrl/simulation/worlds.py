@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import RandomState
+from numpy.typing import NDArray
 
 from pbrl.simulation import native, tasks
 from pbrl.simulation.native import Batch, Episodes, Policies
@@ -58,7 +59,16 @@ def _observe_and_reward(task: str | Task) -> Any:
     module, environment = tasks.native(task), tasks.load(task)
     assert module is not None, f"{task} has no compiled observation and reward"
     obs_size = len(flatten(environment.reset().observation))
-    return native.observe_and_reward(module.observe, module.reward, module.constants(environment), obs_size)
+    function = native.observe_and_reward(module.observe, module.reward, module.constants(environment), obs_size)
+    return function, obs_size
+
+
+def check(name: str, array: NDArray[Any], kind: type, shape: tuple[int, ...], *, may_be_empty: bool = False) -> None:
+    """Refuse an array that compiled code would read or write beyond its end: there, nothing is checked any more."""
+    fits = array.shape == shape or (may_be_empty and len(array) == 0)
+    if not fits or array.dtype != kind or not array.flags.c_contiguous:
+        order = "" if array.flags.c_contiguous else " and is not contiguous"
+        raise ValueError(f"{name} must be {np.dtype(kind)} {shape}, but is {array.dtype} {array.shape}{order}")
 
 
 class NativeWorlds:
@@ -75,8 +85,9 @@ class NativeWorlds:
         share_model = not getattr(module, "WRITES_MODEL", True)
         # dm_control switches actuation off in the model while it resets: no two threads may share a model.
         self.physics = [self.environment.physics.copy(share_model=share_model) for _ in range(count)]
+        function, self.obs_size = _observe_and_reward(task)
         self.batch = Batch(
-            observe_and_reward=_observe_and_reward(task).address,
+            observe_and_reward=function.address,
             rows=np.stack([native.addresses(physics) for physics in self.physics]),
             dynamics=native.dynamics(self.environment),
         )
@@ -89,19 +100,38 @@ class NativeWorlds:
 
     def observe(self, obs: Float64) -> None:
         """Fill the present observations [n, obs]."""
-        native.observe_all(self._first(len(obs)), obs)
+        worlds = self._first(len(obs))
+        check("obs", obs, np.float64, (len(worlds.rows), self.obs_size))
+        native.observe_all(worlds, obs)
 
     def step(self, actions: Float64, obs: Float64, rewards: Float64, ended: Bool, diverged: Bool) -> None:
         """One control step [n, act] of the worlds that have not diverged. No such task ends before its time limit."""
-        native.step_all(self._first(len(obs)), actions, obs, rewards, diverged)
+        worlds = self._first(len(obs))
+        n, act_size = len(worlds.rows), len(worlds.dynamics.low)
+        check("actions", actions, np.float64, (n, act_size))
+        check("obs", obs, np.float64, (n, self.obs_size))
+        check("rewards", rewards, np.float64, (n,))
+        check("diverged", diverged, np.bool_, (n,))
+        native.step_all(worlds, actions, obs, rewards, diverged)
         ended[:] = False
 
     def run(self, policies: Policies, episodes: Episodes) -> None:
         """Run whole episodes from the present states, filling `episodes`."""
-        native.run_episodes(self._first(len(episodes.rewards)), policies, episodes)
+        worlds = self._first(len(episodes.rewards))
+        n, steps, act_size = len(worlds.rows), episodes.rewards.shape[-1], len(worlds.dynamics.low)
+        check("rewards", episodes.rewards, np.float64, (n, steps))
+        check("policy", episodes.policy, np.int64, (n,))
+        check("noise", episodes.noise, np.float32, (n, steps, act_size), may_be_empty=True)
+        check("observations", episodes.observations, np.float32, (n, steps + 1, self.obs_size), may_be_empty=True)
+        check("actions", episodes.actions, np.float32, (n, steps, act_size), may_be_empty=True)
+        check("lengths", episodes.lengths, np.int64, (n,))
+        check("diverged", episodes.diverged, np.bool_, (n,))
+        if policies.sizes[0] != self.obs_size or not act_size <= policies.sizes[-1]:
+            raise ValueError(f"a policy of layers {policies.sizes} does not act on {self.obs_size} observations")
+        native.run_episodes(worlds, policies, episodes)
 
     def _first(self, count: int) -> Batch:
-        """The first so many worlds."""
+        """The first so many worlds; fewer if there are not as many, which `check` notices."""
         return self.batch._replace(rows=self.batch.rows[:count])
 
 

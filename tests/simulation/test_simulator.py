@@ -14,7 +14,8 @@ import torch
 from numpy.testing import assert_array_equal
 
 from pbrl.policy import GaussianPolicy, LowRank, Policy, SquashedGaussianPolicy
-from pbrl.simulation import tasks, worlds
+from pbrl.simulation import native, tasks, worlds
+from pbrl.simulation.packing import pack
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten
 from pbrl.types import Behaviour, Float32, Trajectories
@@ -390,3 +391,30 @@ def test_bad_input_is_refused_by_name(make_policy: MakePolicy) -> None:
     other = make_policy(Simulator("walker_walk", seed=0))
     with pytest.raises(ValueError, match="maps 24 observations to 6 actions, but cheetah_run has 17 and 6"):
         simulator.collect(other, parameters, one, iteration=0)
+
+
+def test_arrays_of_episodes_are_checked_where_compiled_code_begins(make_policy: MakePolicy) -> None:
+    simulator = Simulator("cheetah_run", seed=0, steps=5)
+    policies = pack(policy := make_policy(simulator), two_policies(policy))
+    of_walkers = pack(policy := make_policy(Simulator("walker_walk", seed=0)), two_policies(policy))
+    some = worlds.NativeWorlds("cheetah_run", 3)
+    some.reset([np.random.RandomState(0)] * 3)
+    right = native.Episodes(
+        policy=np.zeros(3, np.int64),
+        noise=np.zeros((3, 5, 6), np.float32),
+        rewards=np.zeros((3, 5)),
+        observations=np.zeros((3, 6, 17), np.float32),
+        actions=np.zeros((3, 5, 6), np.float32),
+        lengths=np.full(3, 5),
+        diverged=np.zeros(3, np.bool_),
+    )
+    for name, array in right._asdict().items():
+        for wrong in (array[:2], array[..., :-1].copy(), array.astype(np.int16), np.stack([array] * 2)):
+            if wrong.shape != array.shape or wrong.dtype != array.dtype:
+                with pytest.raises(ValueError, match=r"must be (float|int|bool).* \(\d.*\), but is"):
+                    some.run(policies, right._replace(**{name: wrong}))
+    with pytest.raises(ValueError, match="does not act on 17 observations"):
+        some.run(of_walkers, right)
+    assert not right.rewards.any()
+    some.run(policies, right)
+    assert right.rewards.any()

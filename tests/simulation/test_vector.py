@@ -21,7 +21,7 @@ from PIL import Image
 import pbrl
 from pbrl.simulation import gl, tasks, vector, video
 from pbrl.simulation.vector import BatchedEnv
-from pbrl.simulation.worlds import flatten
+from pbrl.simulation.worlds import NativeWorlds, flatten
 
 assert pbrl  # importing it registers the environments
 
@@ -130,6 +130,29 @@ def test_actions_are_checked_before_they_reach_compiled_code(task: str) -> None:
     expected = batch.step(np.full((4, act), 0.5, np.float32))[0]
     batch.reset(seed=0)
     assert_array_equal(batch.step(np.asfortranarray(np.full((4, act), 0.5)))[0], expected)
+
+
+def test_arrays_are_checked_once_more_where_compiled_code_begins() -> None:
+    worlds = NativeWorlds("cheetah_run", 3)
+    worlds.reset([np.random.RandomState(0)] * 3)
+    right: dict[str, Any] = {"actions": np.zeros((3, 6)), "obs": np.zeros((3, 17)), "rewards": np.zeros(3)}
+    right |= {"ended": np.zeros(3, np.bool_), "diverged": np.zeros(3, np.bool_)}
+    worlds.step(**right)
+    for name, wrong in (
+        ("actions", np.zeros((3, 1000))),
+        ("actions", np.zeros((2, 6))),
+        ("actions", np.zeros((3, 6), np.float32)),
+        ("actions", np.zeros((6, 3)).T),
+        ("obs", np.zeros((3, 16))),
+        ("obs", np.zeros((17, 3)).T),
+        ("obs", np.zeros((4, 17))),  # more than there are worlds
+        ("rewards", np.zeros(2)),
+        ("diverged", np.zeros(3, np.int64)),
+    ):
+        with pytest.raises(ValueError, match=r"must be (float64|bool) \(\d.*\), but is"):
+            worlds.step(**{**right, name: wrong})
+    with pytest.raises(ValueError, match=r"obs must be float64 \(3, 17\), but is float64 \(3, 18\)"):
+        worlds.observe(np.zeros((3, 18)))
 
 
 def test_environment_i_gets_seed_plus_i() -> None:
