@@ -12,7 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from pbrl.run.files import write_atomically
-from pbrl.run.settings import ConfigurationError, differences
+from pbrl.run.settings import ConfigurationError, differences, digest
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ def link_names(node: Any) -> Any:
 
 def prepare(settings: Mapping[str, Any]) -> None:
     """Make the run's folder, or see that the run in it is this one."""
+    from pbrl.run import checkpoint, loop  # here, so that programs that only read settings start sooner
+
     folder = Path(settings["folder"])
     if not settings["resume"] and folder.exists():
         aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}~{n}")).exists())
@@ -94,7 +96,8 @@ def prepare(settings: Mapping[str, Any]) -> None:
             folder.rename(aside)
         log.info("the run that was there is now %s", aside)
     folder.mkdir(parents=True, exist_ok=True)
-    holds_this_run(settings)
+    if not holds_this_run(settings):  # its config.yaml may be lost: then a checkpoint of other settings is refused
+        checkpoint.load(folder / loop.CHECKPOINT, settings_digest=digest(settings))
     write_atomically(folder / "config.yaml", yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False))
 
 

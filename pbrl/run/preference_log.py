@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         "second_step": pa.int32(),
         "clip_steps": pa.int32(),
         "episode_steps": pa.int32(),
-        "mean_return": pa.float64(),  # of the iteration so far: the teacher's thresholds are relative to it
+        "mean_return": pa.float64(),  # of as many trajectories as an iteration has: the teacher's thresholds follow it
         "experts": pa.int32(),
         "probability": pa.float64(),
         "score": pa.float64(),

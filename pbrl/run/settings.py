@@ -245,8 +245,9 @@ def check(settings: Mapping[str, Any]) -> None:
     check_video(settings["video"])
     check_wandb(settings["wandb"])
     check_name("name", settings["name"])
-    if not isinstance(settings["folder"], str) or not settings["folder"].strip():
-        raise ConfigurationError(f"folder must be the path of a folder, not {settings['folder']!r}")
+    folder = settings["folder"]
+    if not isinstance(folder, str) or not folder.strip() or not folder.isprintable():
+        raise ConfigurationError(f"folder must be the path of a folder, not {folder!r}")
     for group in ("agent", "oracle"):
         check_targets(settings[group], group, allow=settings["allow"])
         check_node(settings[group], group, allow=settings["allow"])
@@ -308,7 +309,8 @@ def check_wandb(wandb: Mapping[str, Any]) -> None:
 
 def check_name(path: str, name: Any) -> None:
     """A name is part of a folder's: it must not lead out of it, nor spoil a terminal."""
-    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00-\x1f\x7f-\x9f]{1,200}", name) or name in (".", ".."):
+    right = isinstance(name, str) and name.isprintable() and re.fullmatch(r"[^/\\]{1,200}", name)
+    if not right or name in (".", ".."):
         raise ConfigurationError(f"{path} must be a name without slashes and control characters, not {name!r}")
 
 

@@ -24,7 +24,8 @@ def draw_curve(folder: Path, metrics: Mapping[str, Float64]) -> Path:
     axes.plot(metrics["iteration"], metrics["return_mean"], label="collected (return_mean)")
     evaluated = np.isfinite(metrics["eval_return"])
     axes.plot(metrics["iteration"][evaluated], metrics["eval_return"][evaluated], "o-", label="evaluated (eval_return)")
-    axes.set(xlabel="iteration", ylabel="true return", title=str(folder))
+    axes.set(xlabel="iteration", ylabel="true return")
+    axes.set_title(str(folder), parse_math=False)  # a $ in a name is no formula
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150, format="png")

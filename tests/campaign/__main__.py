@@ -94,9 +94,10 @@ def main() -> None:
             tallies.append(PROGRAMS[part](attempts, options.seed, clock, folder / part, wholes))
             tallies[-1].seconds = time.monotonic() - begin
             os.chdir("/")
+            if results is not None:
+                with results.open("a") as file:
+                    file.write(json.dumps(asdict(tallies[-1])) + "\n")
     if results is not None:
-        with results.open("a") as file:
-            file.writelines(json.dumps(asdict(tally)) + "\n" for tally in tallies)
         tallies = [Tally(**json.loads(line)) for line in results.read_text().splitlines()]
     print(table(tallies))
     if page is not None:

@@ -133,6 +133,16 @@ def test_what_no_checkpoint_can_go_on_from_is_said(
     assert {path.name for path in (tmp_path / RUN / "checkpoint").iterdir()} == {"000003", "000004"}
 
 
+def test_without_its_settings_a_run_is_continued_by_no_others(train: Command, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    (tmp_path / RUN / "config.yaml").unlink()
+    code, out, err = train([*ARGUMENTS, "agent.votes=1"], tmp_path)
+    assert code == 1
+    assert "was saved by a run with other settings" in err
+    assert "Traceback" not in out + err
+    check_that_it_ends_whole(train, tmp_path, whole)
+
+
 def test_a_run_that_is_extended_equals_one_that_was_longer_from_the_start(
     train: Command, whole: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pbrl.policy import GaussianPolicy
-from pbrl.run.settings import ConfigurationError, build, instantiate
+from pbrl.run.settings import ConfigurationError, build, check_name, instantiate
 
 MKDIR = {"_target_": "os.mkdir", "path": "executed"}
 TRAIN = {"_target_": "pbrl.train.train", "overrides": ["allow=[os,posix]", "oracle._target_=os.mkdir"]}
@@ -67,3 +67,15 @@ def test_what_a_configuration_may_name_is_made() -> None:
         policy = make(cfg.node, obs_size=3, act_size=2)
         assert isinstance(policy, GaussianPolicy)
         assert policy.sizes == (3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "..\\x", "\x1b[31m", "a\nb", "a\x00", "\u202eb", "\udcff", "x" * 201, 3, None, ["a"]]
+)
+def test_a_name_neither_leaves_its_folder_nor_spoils_a_terminal(name: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"env.name must be a name without slashes and control characters, not"
+    ):
+        check_name("env.name", name)
+    for fine in ("ncrs", "two words", "[x]", "$a$", "é", "🙂", "..."):
+        check_name("env.name", fine)
