@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import yaml
 from mutations import Canary, _look_for_canaries
 from PIL import Image
@@ -21,9 +22,11 @@ from tqdm import tqdm
 
 import pbrl.audit
 import pbrl.finetune.report
+import pbrl.label.__main__
 import pbrl.play
 import pbrl.report.__main__
 import pbrl.train
+from pbrl.run.settings import ConfigurationError
 from pbrl.simulation import gl, video
 
 MKDIR = {"_target_": "os.mkdir", "path": "executed"}
@@ -106,11 +109,22 @@ def _programs(whole: Whole) -> Iterator[tuple[str, Callable[[], object], list[st
     small = ["--steps", "2", "--size", "64x64", "--gif"]
     yield "play", pbrl.play.main, ["run", *small]
     yield "play --pair", pbrl.play.main, ["run", "--pair", *small]
+    yield "play --learning", pbrl.play.main, ["run", "--learning", *small]
+    yield "load", load, []
+    yield "label --export", pbrl.label.__main__.main, [".", "--export", "answers.csv"]
     yield "audit", pbrl.audit.command, ["run=run"]
     yield "report", pbrl.report.__main__.main, ["run", "--resamples", "5"]
     yield "finetune.report", pbrl.finetune.report.main, ["."]
     yield "train", pbrl.train.command, command_of(whole.agent)
     yield "train, longer", pbrl.train.command, [*command_of(whole.agent), "iterations=13"]
+
+
+def load() -> None:
+    """The policy of a run, in a notebook: what is raised is a sentence, of a kind that says so."""
+    try:
+        pbrl.load("run").act(np.zeros(3))
+    except ConfigurationError as error:
+        raise SystemExit(f"pbrl.load: {error}") from None
 
 
 def _hostile(whole: Whole) -> Iterator[tuple[str, Callable[[Path], object]]]:
