@@ -25,7 +25,7 @@ from pbrl.simulation import native, tasks
 from pbrl.simulation.packing import pack
 from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.worlds import flatten
-from pbrl.types import Float32, Int64
+from pbrl.types import Float32, Int64, Trajectories
 
 Contender = Callable[[], float]  # runs once, returns control steps per second
 EVERYWHERE, RANK_1 = "different everywhere", "different by rank 1"  # how the policies of a collection differ
@@ -64,10 +64,9 @@ def actor(policy: GaussianPolicy, parameters: Float32) -> Callable[[Float32, Int
     return act
 
 
-def physics_limit(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, trajectories: int) -> Contender:
+def physics_limit(simulator: Simulator, collected: Trajectories) -> Contender:
     """The same physics in an open loop."""
-    arms = np.arange(trajectories) % 2
-    collected = simulator.collect(policy, parameters, arms, iteration=0, keep=["actions"])
+    trajectories = len(collected.returns)
     environment = tasks.load(simulator.task)
     model, sub_steps = environment.physics.model.ptr, environment._n_sub_steps
     low, high, *_ = native.dynamics(environment)
@@ -152,17 +151,18 @@ def sb3_loop(simulator: Simulator, policy: GaussianPolicy, parameters: Float32, 
     return lambda: timed(trajectories * steps, run)
 
 
-def batched_env(simulator: Simulator, trajectories: int) -> Contender:
-    """Our gymnasium environment with a user's loop of random actions."""
-    envs = pbrl.simulation.vector.BatchedEnv(trajectories, simulator.task, threads=simulator.threads)
-    random = np.random.default_rng(0).uniform(-1, 1, (10, trajectories, simulator.act_size))
+def batched_env(simulator: Simulator, collected: Trajectories) -> Contender:
+    """Our gymnasium environment in a user's loop, with the same actions: other ones would be other physics."""
+    assert collected.actions is not None
+    envs = pbrl.simulation.vector.BatchedEnv(len(collected.actions), simulator.task, threads=simulator.threads)
+    actions = collected.actions.swapaxes(0, 1).astype(np.float64)  # [T, n, act]
 
     def run() -> None:
         envs.reset(seed=0)
-        for t in range(simulator.steps):
-            envs.step(random[t % 10])
+        for each in actions:
+            envs.step(each)
 
-    return lambda: timed(trajectories * simulator.steps, run)
+    return lambda: timed(actions.shape[0] * actions.shape[1], run)
 
 
 def policy_of(simulator: Simulator, hidden: Sequence[int]) -> GaussianPolicy:
@@ -203,7 +203,8 @@ def contenders(
     theta = policy.initial(rng)
     parameters = theta + 0.04 * rng.standard_normal((2, policy.size), np.float32)
     common = (simulator, policy, parameters)
-    found = {"physics limit": physics_limit(*common, trajectories), "pbrl": collection(*common, trajectories)}
+    collected = simulator.collect(policy, parameters, np.arange(trajectories) % 2, iteration=0, keep=["actions"])
+    found = {"physics limit": physics_limit(simulator, collected), "pbrl": collection(*common, trajectories)}
     if simulator.threads > 1:
         single = Simulator(task, seed=0, threads=1, steps=steps)
         found["pbrl, 1 thread"] = collection(single, policy, parameters, trajectories // simulator.threads)
@@ -211,7 +212,7 @@ def contenders(
     for what, policies in different(policy, theta, trajectories).items():
         found[f"pbrl, {trajectories} policies, {what}"] = collection(simulator, policy, policies, trajectories)
     found["pbrl, half the trajectories"] = collection(*common, trajectories // 2)
-    found["pbrl.simulation.vector, random actions"] = batched_env(simulator, trajectories)
+    found["pbrl.simulation.vector"] = batched_env(simulator, collected)
     found["dm_control loop"] = dm_control_loop(*common, peer_trajectories)
     if importlib.util.find_spec("envpool"):
         found["EnvPool"] = envpool_loop(*common, trajectories)
