@@ -8,17 +8,17 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-PROGRAMS = {
-    "train": "train an agent from preferences; -m for a sweep",
-    "label": "the page on which people compare clips, for runs with oracle=human",
-    "report": "figures, tables and one HTML page of finished runs",
-    "play": "a video of what a run has learnt; --pair: two trajectories and the teacher's answer",
-    "audit": "what a teacher really does: rates, agreement, calibration",
-    "reference": "the reference runs that are missing, and the pages made of them",
+PROGRAMS = {  # each fits on a line of 80 characters
+    "train": "train an agent from preferences; -m: a sweep",
+    "label": "the page on which people compare clips",
+    "report": "figures, tables and one HTML page of runs",
+    "play": "a video of what a run has learnt",
+    "audit": "what a teacher really does: rates, agreement",
+    "reference": "the reference results, and the runs behind them",
     "ridge": "the paper's synthetic experiment, and its peers",
-    "finetune": "the paper's language-model experiment; also finetune.study, .dimension, .report, .bench",
+    "finetune": "its language-model experiment",
     "bench": "how fast everything is, beside its limit",
-    "doctor": "is all well on this machine, and what to do if not",
+    "doctor": "is all well on this machine, and what if not",
 }
 
 
@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     for program, does in PROGRAMS.items():
         table.add_row(f"python -m pbrl.{program}", does)
     Console().print(table)
+    print("\n`pbrl train ...` is the same as `python -m pbrl.train ...`; --help shows examples and settings.")
     if name not in ("", "-h", "--help"):
         raise SystemExit(f"pbrl: there is no program {name!r}")
 

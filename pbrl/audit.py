@@ -1,7 +1,7 @@
 """What a teacher really does: rates of mistakes, skips and ties, agreement by gap, confidence, calibration.
 
-    python -m pbrl.audit oracle=irrational env=walker_walk     asks it about freshly initialised policies
-    python -m pbrl.audit run=<folder>                          reads the answers that it, or people, gave in a run
+    python -m pbrl.audit oracle=irrational env=walker_walk  # untrained policies
+    python -m pbrl.audit run=FOLDER    # what it, or people, answered in a run
 
 It prints a table, and writes audit.csv and two figures.
 """
@@ -21,7 +21,7 @@ import pyarrow as pa
 from hydra.core.hydra_config import HydraConfig
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
@@ -30,7 +30,7 @@ from pbrl.run.answer_table import answer_table
 from pbrl.run.command_line import mistakes_answered, run_main
 from pbrl.run.preference_log import answers_of, read
 from pbrl.run.questions import ANSWERS, QuestionsError
-from pbrl.run.settings import ConfigurationError, instantiate
+from pbrl.run.settings import ConfigurationError, check_node, instantiate
 from pbrl.run.terminal import ProgressBar
 from pbrl.seeds import streams
 from pbrl.types import Answers, Bool, Float64, Oracle, Question, Reason
@@ -245,7 +245,7 @@ def audit_run(cfg: DictConfig) -> None:
     log = Path(cfg.run) / "preferences"
     answers = answers_of(read(log))
     if len(answers) == 0:
-        raise SystemExit(f"{log} holds no comparisons: was the run made without a preference log?")
+        raise SystemExit(f"{log} holds no comparisons: is it a run's folder, and was it made with a preference log?")
     persons = people(answer_table(Path(cfg.run))) if (Path(cfg.run) / ANSWERS).exists() else []
     write(answers, Path(cfg.run) / "audit", title=cfg.run, bins=cfg.bins, persons=persons)
 
@@ -256,6 +256,7 @@ def audit_teacher(cfg: DictConfig, name: str) -> None:
 
     if name == "human":
         raise SystemExit("pbrl.audit: a person answers in a run; run=<its folder> audits those answers")
+    check_node(OmegaConf.to_container(cfg.oracle, resolve=True), "oracle")
     stream = streams(cfg.seed, "simulation", "teacher", "questions")
     simulator = Simulator(cfg.env.name, seed=stream["simulation"], steps=cfg.env.steps)
     answers = ask(

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +26,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from pbrl.simulation import gl
 
@@ -238,17 +238,24 @@ def examine(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return [Finding("problem", check.__name__, f"{type(error).__name__}: {error}", advice)]
 
 
+def show(finding: Finding, console: Console) -> None:
+    """Print a finding, and below it what to do, on one line: commands in it can be copied."""
+    indent = " " * 27
+    lines = textwrap.wrap(f"{finding.what:<19}{finding.found}", console.width - 8, subsequent_indent=indent[8:])
+    for status, line in zip([finding.status, *[""] * len(lines)], lines, strict=False):
+        console.print(Text(f"{status:<8}", COLOURS[finding.status]) + line, soft_wrap=True, highlight=False)
+    if finding.advice:
+        console.print(Text(f"{indent}-> {finding.advice}", "dim"), soft_wrap=True, highlight=False)
+
+
 def main() -> None:
     """Run all checks and print their findings."""
     console, findings = Console(), []
     for check in (versions, extras, names, folder, cores, simulation, pictures, wandb):
         with console.status(f"checking {check.__name__}"):
             findings += examine(check)
-    table = Table("", "", "found", "what to do", title="pbrl.doctor")
     for each in findings:
-        status = f"[{COLOURS[each.status]}]{each.status}[/]"
-        table.add_row(status, each.what, escape(each.found), escape(each.advice))
-    console.print(table)
+        show(each, console)
     problems = sum(each.status == "problem" for each in findings)
     console.print(f"{problems or 'no'} problem{'' if problems == 1 else 's'}")
     raise SystemExit(1 if problems else 0)

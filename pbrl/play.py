@@ -1,10 +1,9 @@
 """A video of what a run has learnt.
 
-    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0            its policy, to play.mp4 in its folder
-    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --pair     two trajectories and the teacher's answer,
-                                                                           to pair.mp4
-    python -m pbrl.play runs/walker_walk/ncrs/irrational/seed_0 --learning its first policy beside its best,
-                                                                           to learning.mp4
+    RUN=runs/walker_walk/ncrs/irrational/seed_0
+    python -m pbrl.play $RUN             # its policy, in its folder: play.mp4
+    python -m pbrl.play $RUN --pair      # two, and the teacher's answer
+    python -m pbrl.play $RUN --learning  # its first policy beside its best
 
 It needs no display. It reads what a run leaves on disk and writes one file, which appears when it is complete: it can
 film a run that is still going on, from a process of its own.
@@ -24,6 +23,7 @@ from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
 from pbrl.run import checkpoint
+from pbrl.run.command_line import wrapped
 from pbrl.run.films import kept_policy
 from pbrl.run.folder import read_settings
 from pbrl.run.policy_file import KEPT, read_policy
@@ -232,7 +232,9 @@ def size_of(text: str) -> tuple[int, int]:
 
 def parser() -> argparse.ArgumentParser:
     """What can be asked for."""
-    parser = argparse.ArgumentParser("pbrl.play", description="A video of what a run has learnt.")
+    parser = argparse.ArgumentParser(
+        "python -m pbrl.play", description=wrapped(__doc__ or ""), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="its folder: runs/<env>/<agent>/<oracle>/seed_<n>")
     two = parser.add_mutually_exclusive_group()
     two.add_argument("--pair", action="store_true", help="two sampled trajectories and the teacher's answer")
@@ -252,7 +254,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--gif", action="store_true", help="GIF instead of mp4; so, too, where there is no ffmpeg")
     parser.add_argument(
-        "--output", type=Path, help="default: play or pair in the run's folder; .mp4 or .gif is added if missing"
+        "--output",
+        type=Path,
+        help="default: play, pair or learning in the run's folder; .mp4 or .gif is added if missing",
     )
     return parser
 

@@ -1,9 +1,9 @@
 """Train an agent from preferences.
 
     python -m pbrl.train agent=ncrs env=walker_walk
-    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2      # a sweep, see docs/sweeps.md
-    python -m pbrl.train experiment=quick                  # something visibly learns, in minutes
-    python -m pbrl.train agent=zpg --help                  # all settings, with those of zpg
+    python -m pbrl.train experiment=quick              # a minute or two
+    python -m pbrl.train -m agent=ncrs,zpg seed=0,1,2  # a sweep: docs/sweeps.md
+    python -m pbrl.train agent=zpg --help              # the settings of zpg
 
 In Python, `pbrl.train.train(overrides=["agent=ncrs", "env=walker_walk"])` does what the first of them does.
 

@@ -34,6 +34,7 @@ from pbrl.report.figures import styles
 from pbrl.report.files import Output, file_name
 from pbrl.report.panels import panels
 from pbrl.report.tables import Table
+from pbrl.run.command_line import wrapped
 from pbrl.types import Float64
 
 RESAMPLES = 2000  # of the bootstrap of d90
@@ -343,7 +344,11 @@ def report(root: Path) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m pbrl.finetune.report", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m pbrl.finetune.report",
+        description=wrapped(__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs_finetune"))
     try:
         report(parser.parse_args().folder)

@@ -1,7 +1,7 @@
 """The page on which people compare clips, for all runs below a folder.
 
-    python -m pbrl.label runs/                          # opens the browser
-    python -m pbrl.label runs/ --export answers.csv     # all answers as one table; or .parquet
+    python -m pbrl.label runs/                       # opens the browser
+    python -m pbrl.label runs/ --export answers.csv  # or .parquet: all answers
 
 It shares nothing with a run but the files in its folder: either may be stopped and started again at any time.
 """
@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from pbrl.run.answer_table import SCHEMA, answer_table
+from pbrl.run.command_line import wrapped
 from pbrl.run.files import write_atomically
 from pbrl.run.questions import ANNOTATOR, QuestionsError, asking_folders
 from pbrl.run.settings import ConfigurationError
@@ -121,7 +122,9 @@ def export(folder: Path, file: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """What can be asked for."""
-    parser = argparse.ArgumentParser("pbrl.label", description="The page on which people compare clips.")
+    parser = argparse.ArgumentParser(
+        "python -m pbrl.label", description=wrapped(__doc__ or ""), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="a run's folder, or one with runs below it, such as runs/")
     parser.add_argument("--port", type=int, default=8765, help="8765 by default; 0: any that is free")
     parser.add_argument("--host", default="127.0.0.1", help="by default 127.0.0.1: this machine alone")

@@ -1,9 +1,10 @@
 """The reference results: the runs behind them, and the pages made of them.
 
-    python -m pbrl.reference run [protocol=short] [workers=2]     make the runs that are missing, and add them
-    python -m pbrl.reference write                                results/README.md and the tables of README.md
+    python -m pbrl.reference run       # make the runs that are missing
+    python -m pbrl.reference run protocol=short workers=2
+    python -m pbrl.reference write     # the pages made of them
 
-Settings are in conf/reference.yaml. `run` is safe to stop at any time, and the same command goes on.
+`run` is safe to stop at any time, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pbrl.reference import pages
 from pbrl.reference.protocol import plan
 from pbrl.reference.runner import Results, make
 from pbrl.report.tables import Bootstrap
+from pbrl.run.command_line import show_help, wrapped
 from pbrl.run.folder import lock
 from pbrl.run.settings import ConfigurationError
 
@@ -70,8 +72,9 @@ COMMANDS = {"run": run, "write": write}
 
 def main() -> None:
     """Read the command line."""
+    show_help(sys.argv[1:], program="pbrl.reference", config="reference", groups=(), about=__doc__ or "")
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        raise SystemExit(__doc__)
+        raise SystemExit(wrapped(__doc__ or ""))
     try:
         code = COMMANDS[sys.argv[1]](read_settings(sys.argv[2:]))
     except (ConfigurationError, HydraException, OmegaConfBaseException, OSError) as error:

@@ -1,9 +1,9 @@
 """From runs to figures, tables and one HTML page.
 
-    python -m pbrl.report runs/ [more folders] [--agents ncrs,zpg] [--tasks walker_walk] [--title "My runs"]
-                          [--smooth 10]      means of the last ten iterations
-                          [--reference]      beside the reference results
-                          [--normalise sac_true]   returns as a share of a yardstick's at as many steps, too
+    python -m pbrl.report runs/                 # to report/index.html
+    python -m pbrl.report runs/ --agents ncrs,zpg --tasks walker_walk
+    python -m pbrl.report runs/ --smooth 10     # means of ten iterations
+    python -m pbrl.report runs/ --reference     # beside what pbrl has measured
 
 A run's final return is the mean of the last tenth of its `return_mean`. Runs are told apart by task, agent (`name` in
 their settings), teacher (the oracle's preset and what was changed of it) and seed. Unfinished runs count as far as
@@ -31,6 +31,7 @@ from pbrl.report.runs import find
 from pbrl.report.sections import made_section, remarks, robustness_section, teacher_section
 from pbrl.report.tables import Bootstrap, agents_of, aggregates, headline, names, select
 from pbrl.report.text import printable
+from pbrl.run.command_line import wrapped
 from pbrl.run.files import write_atomically
 
 
@@ -131,7 +132,11 @@ def log_messages_in(found: list[str]) -> Iterator[None]:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m pbrl.report", description="Figures, tables and a page about runs.")
+    parser = argparse.ArgumentParser(
+        "python -m pbrl.report",
+        description=wrapped(__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folders", nargs="+", type=Path, help="where to look for runs, at any depth")
     parser.add_argument("--output", type=Path, default=Path("report"), help="folder to write to (report)")
     parser.add_argument("--resamples", type=int, default=2000, help="of the bootstrap (2000)")

@@ -29,7 +29,7 @@
 
   function panelOf(panel, chart, parent) {
     const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" }, parent);
-    write(panel.title, { x: LEFT, y: 15, class: "title" }, svg);
+    write(`${panel.title}: ${chart.y}`, { x: LEFT, y: 15, class: "title" }, svg);
     const every = name => panel.lines.flatMap(line => line[name]).filter(Number.isFinite);
     const left = Math.min(...every("x")), right = Math.max(...every("x"));
     const low = Math.min(0, ...every("y")), high = Math.max(...every("y"), ...every("high").filter(v => v <= chart.top), low + 1e-9);

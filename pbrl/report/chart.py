@@ -32,7 +32,7 @@ def chart(plot: Plot, looks: Looks, *, png: bytes, name: str) -> str:
         {"title": task, "lines": [_line(agent, each, looks[agent]) for agent, each in lines.items()]}
         for task, lines in plot.curves.items()
     ]
-    data = {"x": plot.x, "whole": plot.whole, "top": plot.top, "panels": panels}
+    data = {"x": plot.x, "y": plot.y, "whole": plot.whole, "top": plot.top, "panels": panels}
     picture = f'<img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
     return (
         f'<div class="chart"><script type="application/json">{in_script(data)}</script>'

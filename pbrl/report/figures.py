@@ -26,7 +26,7 @@ Looks = Mapping[str, Mapping[str, Any]]  # by agent
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 DASHES = ["-", "--", "-."]
 # These agents have the same colour in every report.
-OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "random": 6}
+OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "pes": 5, "random": 6}
 REFERENCE = " (reference)"  # after the name of an agent of the reference: its colour, dashed
 WARNING = "#B03A00"
 THRESHOLDS = np.linspace(0.0, 1.0, 101)

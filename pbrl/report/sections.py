@@ -53,7 +53,7 @@ def curves(runs: Sequence[RecordedRun], teacher: str, looks: figures.Looks, outp
             caption += " Time depends on the machine, on threads and on what else ran there; evaluation is not counted."
         name = file_name("curves", axis, teacher)
         shown = plot(drawn_runs, axis, "return_mean", smooth)
-        drawn[label] = show(name, shown, caption, title=title, notes=notes)
+        drawn["seconds" if axis == "seconds" else label] = show(name, shown, caption, title=title, notes=notes)
     if evaluated := [run for run in runs if not math.isnan(run.eval_return)]:
         caption = f"Mean of eval_return, of mean actions, {spread}."
         shown = plot(evaluated, "iteration", "eval_return", smooth)

@@ -69,14 +69,13 @@ def help_text(arguments: Sequence[str], *, program: str, config: str, groups: Se
     """What a program does, what can be chosen, and the settings of what is chosen, with the comments of their YAML."""
     folders = config_folders(arguments) or []
     chosen = {**_defaults(CONF / f"{config}.yaml"), **dict(each.split("=", 1) for each in arguments if "=" in each)}
-    lines = [about.strip()]
+    lines = [wrapped(about)]
     if groups:
         lines += ["", f"Chosen by name, such as {groups[0]}={choices(groups[0])[0]}:"]
     for group in groups:
         now = f" (now {chosen[group]})" if chosen.get(group) else ""
         offered = f"{group}{now}: {', '.join(choices(group, folders))}"
-        width = min(120, shutil.get_terminal_size().columns)
-        lines += textwrap.wrap(offered, width, initial_indent="  ", subsequent_indent="      ")
+        lines += textwrap.wrap(offered, _width(), initial_indent="  ", subsequent_indent="      ")
     lines += ["", "Set by name, such as seed=1 (what follows # says what a setting is):", *_settings(f"{config}.yaml")]
     for group in groups:
         name = f"{group}/{chosen.get(group)}.yaml"
@@ -84,6 +83,16 @@ def help_text(arguments: Sequence[str], *, program: str, config: str, groups: Se
             example = f"{group}.NAME=VALUE, of {group}={chosen[group]} (what stands lower holds):"
             lines += ["", example, *_settings(name, folders)]
     return "\n".join([*lines, "", f"All settings together: python -m {program} … --cfg job"])
+
+
+def wrapped(about: str) -> str:
+    """A docstring for the terminal: its paragraphs as wide as that is, its examples as they stand."""
+    blocks = about.strip("\n").split("\n\n")
+    return "\n\n".join(each if each.startswith(" ") else textwrap.fill(each, _width()) for each in blocks)
+
+
+def _width() -> int:
+    return min(120, shutil.get_terminal_size().columns)
 
 
 def _defaults(path: Path) -> dict[str, str]:
@@ -115,5 +124,8 @@ def _settings(name: str, folders: Sequence[Path] = ()) -> list[str]:
             block = found[1]
         hidden = block in ("defaults", "hydra", "choices") or re.match(rf"\s*{_NOT_SETTINGS}", line)
         if line.strip() and not hidden and not line.startswith(("# python -m", "# @package")):
-            lines.append(f"  {line}")
+            indent = " " * (len(line) - len(line.lstrip()) + 6)
+            lines += textwrap.wrap(
+                f"  {line}", _width(), subsequent_indent=f"{indent}# ", break_long_words=False, break_on_hyphens=False
+            )
     return lines

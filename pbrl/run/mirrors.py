@@ -180,7 +180,8 @@ class Wandb:
             except Exception as error:
                 if attempt == "offline":
                     raise
-                say("WARNING", f"not online ({error}), so offline")
+                expected = mode == "auto" and "No API key" in str(error)  # nobody has logged in
+                say("INFO" if expected else "WARNING", f"not online ({error}), so offline")
                 wandb.teardown()
         self.folder = Path(self.run.dir).parent
         if self.run.offline:

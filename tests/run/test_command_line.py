@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from pbrl import train
+from pbrl.__main__ import PROGRAMS as PROGRAMS_LISTED
+from pbrl.__main__ import main
 from pbrl.run.command_line import help_text
 
 PROGRAMS = {
@@ -77,3 +80,32 @@ def test_mistakes_are_answered_with_a_sentence(
     assert isinstance(code, str), "which Python prints, and exits with 1"
     assert sentence in code
     assert "Error executing job" not in out + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "program", ["pbrl.play", "pbrl.report", "pbrl.label", "pbrl.reference", "pbrl.finetune.report"]
+)
+def test_programs_without_settings_have_examples_too(
+    program: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out = said(program, ["--help"], capfd)
+    assert code == 0
+    assert f"    python -m {program} " in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    how = {"program": "pbrl.train", "config": "train", "groups": ("agent", "oracle"), "about": train.__doc__ or ""}
+    lines = help_text(["agent=zpg"], **how).splitlines()  # type: ignore[arg-type]
+    assert max(map(len, lines)) <= 80
+    at = next(i for i, line in enumerate(lines) if line.startswith("  bits: null # answers per iteration"))
+    assert lines[at + 1].startswith("      # ")  # what a setting means goes on as a comment
+
+
+def test_programs_are_listed_on_a_line_each(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([])
+    listed = capfd.readouterr().out.partition("`")[0].strip().splitlines()
+    assert [line.split()[2].removeprefix("pbrl.") for line in listed] == [*PROGRAMS_LISTED]
