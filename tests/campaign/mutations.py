@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from runs import LAST, Whole, command_of, difference, is_sentence, same_state, saved_iteration
+from runs import LAST, Whole, command_of, difference, draw_quickly, is_sentence, same_state, saved_iteration
 from tally import Clock, Tally, call, files, last_lines
 from tqdm import tqdm
 
@@ -183,12 +183,6 @@ def others(attempts: int, seed: int, clock: Clock, folder: Path, wholes: Sequenc
         shutil.rmtree(place)
     logging.disable(logging.NOTSET)
     return tally
-
-
-def draw_quickly(run: Path, _: object) -> Path:
-    """Instead of a learning curve, which takes most of the time of a repair."""
-    (run / summary.CURVE).write_bytes(b"a picture")
-    return run / summary.CURVE
 
 
 def _look_for_canaries(tally: Tally, what: str, place: Path) -> None:
