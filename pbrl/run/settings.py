@@ -415,6 +415,14 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, annotation)
     if annotation is type(None):
         return value is None
+    is_node = isinstance(value, Mapping) and "_target_" in value
+    if origin is Mapping:
+        return is_node or (
+            isinstance(value, Mapping) and all(_fits(each, typing.get_args(annotation)[1]) for each in value.values())
+        )
+    if origin in (Sequence, list, tuple):
+        each_one = typing.get_args(annotation)[0]
+        return is_node or (isinstance(value, list | tuple) and all(_fits(each, each_one) for each in value))
     return not isinstance(value, int | float | str) and value is not None
 
 
@@ -424,5 +432,9 @@ def _named(annotation: Any) -> str:
         return " or ".join(str(each) for each in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(_named(each) for each in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (Mapping, Sequence, list, tuple):
+        is_group = typing.get_origin(annotation) is Mapping
+        each_one = _named(typing.get_args(annotation)[1 if is_group else 0])
+        return f"{'a group' if is_group else 'a list'} with {each_one} in each place"
     words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "null"}
     return words.get(annotation, str(annotation))
