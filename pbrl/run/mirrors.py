@@ -29,6 +29,7 @@ AXES = ("trajectories", "pairs_asked", "env_steps")  # that wandb draws the retu
 # wandb makes a section of panels of what stands before a slash, and has them in the order of their names: evaluations
 # and returns come first. What a metric's name begins with says where it belongs; all others are the agent's own.
 SECTIONS = {"eval_": "eval", "return_": "return", "teacher_": "teacher", "seconds_": "time"}
+SECTION_OF = {"diverged": "return", "pairs_skipped": "teacher", "pairs_equal": "teacher"}
 BUDGET = ("trajectories", "env_steps", "pairs_asked", "pairs_answered", "bits")
 OWN = "update"
 MODES: dict[str, tuple[Any, ...]] = {
@@ -230,6 +231,8 @@ def in_section(name: str) -> str:
         return name
     if name in BUDGET:
         return f"budget/{name}"
+    if name in SECTION_OF:
+        return f"{SECTION_OF[name]}/{name}"
     for beginning, section in SECTIONS.items():
         if name.startswith(beginning):
             return f"{section}/{name.removeprefix(beginning)}"

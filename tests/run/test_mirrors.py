@@ -108,6 +108,8 @@ def test_every_metric_has_a_section() -> None:
         "seconds_learn": "time/learn",
         "bits": "budget/bits",
         "pairs_answered": "budget/pairs_answered",
+        "pairs_skipped": "teacher/pairs_skipped",
+        "diverged": "return/diverged",
         "gradient_norm": "update/gradient_norm",
         "iteration": "iteration",
     }
