@@ -6,8 +6,9 @@ Many settings of different intrinsic dimension k: models, layers kept, layers re
 which weights of the head are tuned. The network below the head is frozen and its output is computed once, so that all
 methods of a setting are evaluated together, in one matrix product (`pbrl.finetune.heads`). Per setting:
 
-    tune      for each tuning seed: SGD, NCRS, MeZO and RSGF with every hyperparameter; the lowest validation loss wins
-    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it is as good as SGD
+    tune      for each tuning seed: NCRS, MeZO and RSGF with every hyperparameter, for a while
+    select    for each tuning seed: those with the lowest validation loss, until one is at the target; the soonest wins
+    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it is at its targets
 
 Every seed draws its own validation set, minibatches, subspaces and directions. Each of these pieces is a file in
 `root`, and the same command does what is missing; seeds come in turn, so that an unfinished study has all settings with
@@ -311,8 +312,8 @@ def run_subspaces(split: Split, *, cfg: Mapping[str, Any], seed: int) -> dict[st
 
 def candidates(cfg: Mapping[str, Any], size: int) -> dict[str, list[Row]]:
     """The hyperparameters to choose from, by method, for D tuned weights."""
-    found: dict[str, list[Row]] = {"sgd": [{"lr": float(lr)} for lr in cfg["sgd"]["lr"]]}
-    found["ncrs"] = [{"lr": float(length) / math.sqrt(size)} for length in cfg["search"]["ncrs"]["length"]]
+    lengths = cfg["search"]["ncrs"]["length"]
+    found: dict[str, list[Row]] = {"ncrs": [{"lr": float(length) / math.sqrt(size)} for length in lengths]}
     for method in ("mezo", "rsgf"):
         how = cfg["search"][method]
         found[method] = [{"lr": float(rate) / size, "mu": float(mu)} for rate in how["rate"] for mu in how["mu"]]
@@ -332,63 +333,132 @@ METHODS = ("ncrs", "mezo", "rsgf")
 def tune(split: Split, *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> Row:
     """The lowest smoothed validation loss of every method with every hyperparameter."""
     choices = candidates(cfg, len(split.head.start))
-
-    def lowest(curves: Curves) -> list[float]:
-        return [float(each) for each in curves.smoothed(curves.losses, cfg["smoothing"]).min(0)]
-
-    sgd = run_sgd(split, [choice["lr"] for choice in choices["sgd"]], cfg=cfg, seed=seed)
     pairs = [(method, choice) for method in METHODS for choice in choices[method]]
     how = {"iterations": cfg["search"]["tuning_iterations"], "growth": cfg["evaluation_growth"]}
     searches = run_searches(split, [rule(*pair) for pair in pairs], seed=seed, progress=progress, **how)
-    found = [("sgd", choice) for choice in choices["sgd"]] + pairs
-    losses = lowest(sgd) + lowest(searches)
-    return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(found, losses, strict=True)]}
+    losses = searches.smoothed(searches.losses, cfg["smoothing"]).min(0).tolist()
+    return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(pairs, losses, strict=True)]}
 
 
-def choose(tuned: Sequence[Row]) -> dict[str, Row]:
-    """The hyperparameters with the lowest loss, the mean over tuning seeds, by method."""
-    means: dict[str, list[tuple[float, Row]]] = {}
-    for rows in zip(*(each["losses"] for each in tuned), strict=True):
-        choice = {key: value for key, value in rows[0].items() if key not in ("method", "loss")}
-        means.setdefault(rows[0]["method"], []).append((float(np.mean([row["loss"] for row in rows])), choice))
-    return {method: min(losses, key=lambda each: each[0])[1] for method, losses in means.items()}
+def by_choice(tuned: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """The rows of all tuning seeds for each method with each of its hyperparameters."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in (row for each in tuned for row in each["losses"] if row["method"] in METHODS):
+        found.setdefault((row["method"], str(row["lr"]), str(row.get("mu"))), []).append(row)
+    return found
 
 
-def measure(
-    split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
+def hyperparameters(row: Row) -> Row:
+    """Those of a row."""
+    return {key: row[key] for key in ("lr", "mu") if key in row}
+
+
+def finalists(tuned: Sequence[Row], count: int) -> list[tuple[str, Row]]:
+    """So many hyperparameters of each method: those with the lowest loss, the mean over tuning seeds."""
+    ordered = sorted(by_choice(tuned).values(), key=lambda rows: float(np.mean([row["loss"] for row in rows])))
+    return [
+        (method, hyperparameters(rows[0]))
+        for method in METHODS
+        for rows in [rows for rows in ordered if rows[0]["method"] == method][:count]
+    ]
+
+
+def select(
+    split: Split,
+    pairs: Sequence[tuple[str, Row]],
+    *,
+    cfg: Mapping[str, Any],
+    seed: int,
+    progress: Callable[[int], None],
 ) -> Row:
-    """SGD, the subspaces for k, and the searches of one seed, until all have reached all targets."""
-    window, majority = cfg["smoothing"], split.majority
-    start, start_loss = (float(each) for each in split.evaluate(split.head.start[None]))
-    sgd = run_sgd(split, [chosen["sgd"]["lr"]], cfg=cfg, seed=seed)
-    accuracy = float(sgd.smoothed(sgd.accuracies, window).max())
-    loss = float(sgd.smoothed(sgd.losses, window).min())
-    targets = {
-        "loss": start_loss - cfg["share_of_gain"] * (start_loss - loss),
-        "gain": majority + cfg["share_of_gain"] * (accuracy - majority),
-        "best": float(np.max(sgd.accuracies)),  # the paper's: above SGD's best accuracy
+    """The iterations of each finalist to the target `loss`; all stop when one of every method is there."""
+    goal = Goal(split, cfg=cfg, seed=seed)
+
+    def over(curves: Curves) -> bool:
+        there = {method for (method, _), run in zip(pairs, goal.arrivals(curves), strict=True) if run["loss"]}
+        return there == set(METHODS)
+
+    how = {"iterations": cfg["search"]["iterations"], "growth": cfg["evaluation_growth"], "over": over}
+    searches = run_searches(split, [rule(*pair) for pair in pairs], seed=seed, progress=progress, **how)
+    lowest = searches.smoothed(searches.losses, cfg["smoothing"]).min(0).tolist()
+    rows = zip(pairs, goal.arrivals(searches), lowest, strict=True)
+    return {
+        "stopped": searches.iterations[-1],
+        "losses": [{"method": m, **c, "iterations": run["loss"], "loss": loss} for (m, c), run, loss in rows],
     }
 
-    def arrivals(curves: Curves) -> list[dict[str, int | None]]:
+
+def choose(selected: Sequence[Row]) -> dict[str, Row]:
+    """The hyperparameters with the fewest iterations, the geometric mean over tuning seeds, by method.
+
+    A finalist that has not arrived counts as arriving when all stopped; among equals the lower loss decides.
+    """
+    selected = [
+        {"losses": [{**row, "iterations": row["iterations"] or each["stopped"]} for row in each["losses"]]}
+        for each in selected
+    ]
+
+    def rank(rows: Sequence[Row]) -> tuple[float, float]:
+        return float(np.mean(np.log([row["iterations"] for row in rows]))), float(
+            np.mean([row["loss"] for row in rows])
+        )
+
+    ordered = sorted(by_choice(selected).values(), key=rank, reverse=True)
+    return {rows[0]["method"]: hyperparameters(rows[0]) for rows in ordered}  # the last of each method stays
+
+
+class Goal:
+    """What SGD reaches with one seed, and when others reach as much.
+
+    SGD has the best of its learning rates for the seed, by the lowest smoothed loss.
+    """
+
+    def __init__(self, split: Split, *, cfg: Mapping[str, Any], seed: int) -> None:
+        self.window, shares, rates = cfg["smoothing"], cfg["targets"], cfg["sgd"]["lr"]
+        self.start, self.start_loss = (float(each) for each in split.evaluate(split.head.start[None]))
+        self.sgd = run_sgd(split, rates, cfg=cfg, seed=seed)
+        losses = self.sgd.smoothed(self.sgd.losses, self.window).min(0)
+        self.best = int(losses.argmin())
+        self.rate, self.loss = float(rates[self.best]), float(losses[self.best])
+        self.accuracy = float(self.sgd.smoothed(self.sgd.accuracies, self.window)[:, self.best].max())
+        self.targets = {
+            **{name: self.start_loss - shares[name] * (self.start_loss - self.loss) for name in ("half", "loss")},
+            "gain": split.majority + shares["gain"] * (self.accuracy - split.majority),
+            "best": float(
+                np.max(np.array(self.sgd.accuracies)[:, self.best])
+            ),  # the paper's: above SGD's best accuracy
+        }
+
+    def arrivals(self, curves: Curves) -> list[dict[str, int | None]]:
         """For each run the iterations until each target, None where it is not reached."""
-        at = np.array(curves.iterations)
-        late = at[window - 1 :]  # when the smoothed ones are known
-        steady, low = curves.smoothed(curves.accuracies, window), curves.smoothed(curves.losses, window)
+        at, accuracies = np.array(curves.iterations), np.array(curves.accuracies)
+        if len(at) < self.window:
+            return [dict.fromkeys(self.targets) for _ in accuracies[0]]
+        late = at[self.window - 1 :]  # when the smoothed ones are known
+        steady, low = (curves.smoothed(each, self.window) for each in (curves.accuracies, curves.losses))
 
         def first(above: Any, when: Any) -> int | None:
             return int(when[above.argmax()]) if above.any() else None
 
         return [
             {
-                "loss": first(low[:, run] <= targets["loss"], late),
-                "gain": first(steady[:, run] >= targets["gain"], late),
-                "best": first(np.array(curves.accuracies)[:, run] > targets["best"], at),
+                "half": first(low[:, run] <= self.targets["half"], late),
+                "loss": first(low[:, run] <= self.targets["loss"], late),
+                "gain": first(steady[:, run] >= self.targets["gain"], late),
+                "best": first(accuracies[:, run] > self.targets["best"], at),
             }
             for run in range(steady.shape[1])
         ]
 
+
+def measure(
+    split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
+) -> Row:
+    """SGD, the subspaces for k, and the searches of one seed, until all have reached all targets."""
+    window, goal = cfg["smoothing"], Goal(split, cfg=cfg, seed=seed)
+
     def over(curves: Curves) -> bool:
-        return len(curves.iterations) >= window and all(None not in run.values() for run in arrivals(curves))
+        return all(None not in run.values() for run in goal.arrivals(curves))
 
     searches = run_searches(
         split,
@@ -399,13 +469,13 @@ def measure(
         progress=progress,
         over=over,
     )
-    reached = arrivals(searches)
+    reached, best = goal.arrivals(searches), int(np.argmax(np.array(goal.sgd.accuracies)[:, goal.best]))
     return {
-        "majority": majority, "start": start, "start_loss": start_loss, "size": len(split.head.start),
-        "targets": targets, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
+        "majority": split.majority, "start": goal.start, "start_loss": goal.start_loss, "size": len(split.head.start),
+        "targets": goal.targets, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
         "sgd": {
-            **arrivals(sgd)[0], "best": int(sgd.iterations[int(np.argmax(sgd.accuracies))]), "accuracy": accuracy,
-            "lowest_loss": loss, **chosen["sgd"],
+            **goal.arrivals(goal.sgd)[goal.best], "best": int(goal.sgd.iterations[best]), "accuracy": goal.accuracy,
+            "lowest_loss": goal.loss, "lr": goal.rate,
         },
         "searches": {
             method: {
@@ -423,7 +493,7 @@ def measure(
 
 def pieces(chosen: Sequence[Setting], cfg: Mapping[str, Any]) -> Iterator[tuple[str, Setting, int]]:
     """What is to be done, in order: all settings with one seed before the next seed."""
-    for stage, seeds in (("tune", cfg["tuning_seeds"]), ("measure", cfg["seeds"])):
+    for stage, seeds in (("tune", cfg["tuning_seeds"]), ("select", cfg["tuning_seeds"]), ("measure", cfg["seeds"])):
         for seed, setting in itertools.product(seeds, chosen):
             yield stage, setting, seed
 
@@ -475,17 +545,24 @@ def run(cfg: Mapping[str, Any]) -> None:
         print(f"pbrl.finetune.study: {left_out} settings of {model} are left out: {why}", file=sys.stderr)
     chosen = [each for each in chosen if each.model not in missing]
     todo = [piece for piece in pieces(chosen, cfg) if not path_of(root, *piece).exists()]
-    work = {"tune": cfg["search"]["tuning_iterations"], "measure": cfg["search"]["iterations"]}
+    most = cfg["search"]["iterations"]
+    work = {"tune": cfg["search"]["tuning_iterations"], "select": most, "measure": most}
     with tqdm(total=sum(work[stage] for stage, _, _ in todo), unit="it", mininterval=0.5) as bar:
         for stage, setting, seed in todo:
             bar.set_description(f"{setting.name}, {stage}, seed {seed}")
             before = bar.n
             split = build_split(setting, states_of(setting, chosen, cfg, folder), cfg, seed)
+            how = {"cfg": cfg, "seed": seed, "progress": bar.update}
+
+            def known(stage: str, of: Setting = setting) -> list[Row]:
+                return [json.loads(path_of(root, stage, of, seed).read_text()) for seed in cfg["tuning_seeds"]]
+
             if stage == "tune":
-                found = tune(split, cfg=cfg, seed=seed, progress=bar.update)
+                found = tune(split, **how)
+            elif stage == "select":
+                found = select(split, finalists(known("tune"), cfg["search"]["finalists"]), **how)
             else:
-                tuned = [json.loads(path_of(root, "tune", setting, s).read_text()) for s in cfg["tuning_seeds"]]
-                found = measure(split, choose(tuned), cfg=cfg, seed=seed, progress=bar.update)
+                found = measure(split, choose(known("select")), **how)
             path = path_of(root, stage, setting, seed)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps({"setting": asdict(setting), "seed": seed, **found}) + "\n")

@@ -121,7 +121,7 @@ def configuration(tiny: Path, root: Path, *more: str) -> dict[str, Any]:
         f"root={root}", f"task.path={tiny / 'data.tsv'}", "task.validation=30", "batch_size=20", "head_examples=20",
         f"models.minilm.path={tiny / 'model'}", "seeds=[0,1]", "tuning_seeds=[7]", "sgd.iterations=30",
         "sgd.lr=[0.1,1]", "dimension.iterations=20", "search.iterations=120", "search.tuning_iterations=30",
-        "search.ncrs.length=[0.1,0.4]",
+        "search.ncrs.length=[0.1,0.4]", "search.finalists=1",
         "search.mezo={rate:[1,10],mu:[0.01]}", "search.rsgf={rate:[1,10],mu:[0.01]}", "evaluation_growth=1.2",
         "smoothing=3",
         "settings=[{model:minilm,layers:[3,2],new_layers:0,share:1.0,weights:norm,steepest:null},"
@@ -158,7 +158,7 @@ def test_the_study_does_what_is_missing_and_nothing_twice(
     cfg = configuration(tiny, tmp_path / "whole")
     study.run(cfg)
     files = {path.relative_to(tmp_path / "whole"): path.read_text() for path in (tmp_path / "whole").rglob("*.json")}
-    assert len(files) == 3 * (1 + 2)
+    assert len(files) == 3 * (1 + 1 + 2)
     study.run({**cfg, "root": str(tmp_path / "parts"), "seeds": [0]})
     monkeypatch.setattr(study, "encode", None)  # the states are there
     monkeypatch.setattr(study, "tune", None)
@@ -171,21 +171,44 @@ def test_the_study_does_what_is_missing_and_nothing_twice(
     assert set(piece["subspaces"]) == {"4", "8", "16", "32", "full"}
     gain, reduction = piece["sgd"]["accuracy"] - piece["majority"], piece["start_loss"] - piece["sgd"]["lowest_loss"]
     assert piece["targets"]["gain"] == pytest.approx(piece["majority"] + 0.95 * gain)
-    assert piece["targets"]["loss"] == pytest.approx(piece["start_loss"] - 0.95 * reduction)
+    assert piece["targets"]["loss"] == pytest.approx(piece["start_loss"] - 0.8 * reduction)
+    assert piece["targets"]["half"] == pytest.approx(piece["start_loss"] - 0.5 * reduction)
     other = json.loads(files[Path("minilm-layers_3-new_1-share_0.8-rank_2_8/measure_1.json")])
     assert other["size"] == 8
     assert other["majority"] == piece["majority"]  # every validation set has the same share of paraphrases
 
 
-def test_hyperparameters_are_chosen_by_the_mean_loss_of_the_tuning_seeds() -> None:
-    def tuned(*losses: float) -> dict[str, Any]:
-        names = [("ncrs", {"lr": 1.0}), ("ncrs", {"lr": 2.0}), ("mezo", {"lr": 1.0, "mu": 0.1})]
-        return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(names, losses, strict=True)]}
+NAMES = [("ncrs", {"lr": 1.0}), ("ncrs", {"lr": 2.0}), ("ncrs", {"lr": 3.0}), ("mezo", {"lr": 1.0, "mu": 0.1})]
 
-    assert study.choose([tuned(0.5, 0.6, 0.1), tuned(0.9, 0.7, 0.1)]) == {
-        "ncrs": {"lr": 2.0},
-        "mezo": {"lr": 1.0, "mu": 0.1},
-    }
+
+def test_finalists_have_the_lowest_mean_loss_of_the_tuning_seeds() -> None:
+    def tuned(*losses: float) -> dict[str, Any]:
+        return {"losses": [{"method": m, **c, "loss": loss} for (m, c), loss in zip(NAMES, losses, strict=True)]}
+
+    found = study.finalists([tuned(0.5, 0.6, 0.8, 0.1), tuned(0.9, 0.7, 0.5, 0.1)], 2)
+    assert found == [("ncrs", {"lr": 2.0}), ("ncrs", {"lr": 3.0}), ("mezo", {"lr": 1.0, "mu": 0.1})]
+
+
+def test_the_finalist_that_arrives_soonest_is_chosen_and_the_lower_loss_among_equals() -> None:
+    def selected(*iterations: int | None, losses: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> dict[str, Any]:
+        rows = zip(NAMES, iterations, losses, strict=True)
+        return {"stopped": 1000, "losses": [{"method": m, **c, "iterations": i, "loss": x} for (m, c), i, x in rows]}
+
+    chosen = study.choose([selected(100, 300, None, None), selected(900, 200, None, 40)])
+    assert chosen == {"ncrs": {"lr": 2.0}, "mezo": {"lr": 1.0, "mu": 0.1}}
+    equal = selected(None, None, None, None, losses=(0.5, 0.4, 0.3, 0.1))
+    assert study.choose([equal, equal])["ncrs"] == {"lr": 3.0}
+
+
+def test_sgd_has_its_best_rate_and_a_diverged_one_sets_no_target(tiny: Path, tmp_path: Path) -> None:
+    cfg = configuration(tiny, tmp_path, "sgd.lr=[1e9,0.1,1]")
+    (setting, *_) = study.settings(cfg["settings"])
+    split = study.build_split(setting, study.states_of(setting, [setting], cfg, tmp_path), cfg, 0)
+    goal = study.Goal(split, cfg=cfg, seed=0)
+    losses = goal.sgd.smoothed(goal.sgd.losses, 3).min(0)
+    assert goal.loss == losses.min() < goal.start_loss
+    assert goal.rate in (0.1, 1)
+    assert goal.arrivals(goal.sgd)[goal.best]["loss"] is not None
 
 
 class Steps(study.Curves):
@@ -253,13 +276,13 @@ def piece(k: int, taken: dict[str, int | None], *, seed: int, start: float = 0.7
     }
     reached = {"lr": 0.1, "accuracy": 0.8, "lowest_loss": 0.4}
     searches = {
-        method: {"loss": when, "gain": when, "best": when, "iterations": when or 5000, **reached}
+        method: {"loss": when, "half": when, "gain": when, "best": when, "iterations": when or 5000, **reached}
         for method, when in taken.items()
     }
     return {
         "seed": seed, "majority": 0.6, "start": start, "start_loss": 0.6, "size": 128, "subspaces": subspaces,
-        "targets": {"loss": 0.41, "gain": 0.75, "best": 0.81}, "searches": searches,
-        "sgd": {"loss": 50, "gain": 40, "best": 90, **reached},
+        "targets": {"loss": 0.41, "half": 0.5, "gain": 0.75, "best": 0.81}, "searches": searches,
+        "sgd": {"loss": 50, "half": 30, "gain": 40, "best": 90, **reached},
     }  # fmt: skip
 
 
