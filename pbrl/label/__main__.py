@@ -23,6 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from pbrl.report.text import spreadsheet_cell
 from pbrl.run.answer_table import SCHEMA, answer_table
 from pbrl.run.command_line import wrapped
 from pbrl.run.files import write_atomically
@@ -113,6 +114,10 @@ def export(folder: Path, file: Path) -> None:
     tables = [answer_table(run) for run in asking_folders(folder)]
     table, content = pa.concat_tables([SCHEMA.empty_table(), *tables]), pa.BufferOutputStream()
     if file.suffix == ".csv":
+        for number, field in enumerate(SCHEMA):
+            if pa.types.is_string(field.type):  # a name of a run or a person may be anything
+                cells = [each and spreadsheet_cell(each) for each in table[field.name].to_pylist()]
+                table = table.set_column(number, field, pa.array(cells, field.type))
         csv.write_csv(table, content)
     else:
         parquet.write_table(table, content)

@@ -18,7 +18,7 @@ from rich.text import Text
 from pbrl.report import page
 from pbrl.report.figures import render
 from pbrl.report.tables import Table
-from pbrl.report.text import digest, printable
+from pbrl.report.text import digest, printable, spreadsheet_cell
 from pbrl.run.files import write_atomically
 
 LATEX = {
@@ -119,10 +119,9 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def _cell(value: object) -> object:
-    """A value for a CSV file. Text that a spreadsheet would run as a formula is quoted."""
+    """A value for a CSV file."""
     if isinstance(value, str):
-        text = printable(value)
-        return f"'{text}" if re.match(r"[=@]|[+-](?![\d.]+(e[+-]?\d+)?$)", text, re.IGNORECASE) else text
+        return spreadsheet_cell(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 

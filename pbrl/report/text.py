@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 LONGEST_LABEL = 100  # characters
 
@@ -12,6 +13,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def spreadsheet_cell(text: str) -> str:
+    """The text, with a quotation mark before what a spreadsheet would run as a formula."""
+    text = printable(text)
+    return f"'{text}" if re.match(r"[=@]|[+-](?![\d.]+(e[+-]?\d+)?$)", text, re.IGNORECASE) else text
 
 
 def label(text: str) -> str:

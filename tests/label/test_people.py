@@ -148,14 +148,14 @@ def test_answers_that_were_undone_are_in_the_table_and_not_in_the_audit(tmp_path
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_answers_as_one_table(tmp_path: Path, people, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
-    for name in ("one", "two"):
+    for name in ("one", "@two"):  # the second is a formula
         people(tmp_path / name, name=name)
         run(tmp_path / name, human(tmp_path / name, 2), iterations=2)
     file = tmp_path / f"answers.{suffix}"
     label([str(tmp_path), "--export", str(file)])
     assert f"16 answers of 2 runs are in {file}" in capsys.readouterr().out
     table = csv.read_csv(file) if suffix == "csv" else pq.read_table(file)
-    assert Counter(table["annotator"].to_pylist()) == {"one": 8, "two": 8}
+    assert Counter(table["annotator"].to_pylist()) == {"one": 8, "'@two" if suffix == "csv" else "@two": 8}
     logged = read(tmp_path / "one" / "preferences").to_pylist()
     rows = [row for row in table.to_pylist() if row["annotator"] == "one"]
     for row in rows:
