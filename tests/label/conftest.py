@@ -18,7 +18,11 @@ def people() -> Iterator[Callable[..., None]]:
         threads.append(threading.Thread(target=answer_by_files, args=(folder, enough, *how), kwargs=more, daemon=True))
         threads[-1].start()
 
+    def stop() -> None:
+        enough.set()
+        for thread in threads:
+            thread.join(10)
+
+    start.stop = stop
     yield start
-    enough.set()
-    for thread in threads:
-        thread.join(10)
+    stop()

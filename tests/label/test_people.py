@@ -169,6 +169,7 @@ def test_an_export_that_cannot_be_made_is_said_in_a_sentence(tmp_path: Path, peo
         label([str(tmp_path), "--export", "answers.txt"])
     people(tmp_path / "run")
     run(tmp_path / "run", human(tmp_path / "run"), iterations=1)
+    people.stop()  # they would read what is spoilt now
     export = [str(tmp_path), "--export", str(tmp_path / "answers.csv")]
     for spoilt, why in (("config.yaml", "not of a run that asks people"), ("answers.jsonl", "line 1 cannot be used")):
         content = (tmp_path / "run" / spoilt).read_text()
