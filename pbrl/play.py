@@ -28,7 +28,7 @@ from pbrl.run.films import kept_policy
 from pbrl.run.folder import read_settings
 from pbrl.run.policy_file import KEPT, read_policy
 from pbrl.run.record import read
-from pbrl.run.settings import build, check_targets
+from pbrl.run.settings import build, check_node, check_targets
 from pbrl.run.terminal import ProgressBar
 from pbrl.simulation import gl, video
 from pbrl.types import Answers, Float32, Oracle, Question, Trajectories
@@ -137,6 +137,7 @@ def answer(
     steps = pair.task_rewards.shape[1]
     try:
         check_targets(settings["oracle"], "oracle", allow=allow)
+        check_node(settings["oracle"], "oracle", allow=allow)
         oracle: Oracle = build(settings["oracle"], allow=allow, rng=rng, folder=Path(settings.get("folder", ".")))
         if oracle.sees != "rewards":
             raise ValueError("it looks at behaviour")
@@ -148,7 +149,7 @@ def answer(
         return oracle.compare(
             Question.about_rewards(first, second, mean_return=mean_return, episode_steps=simulator.steps)
         )
-    except (ValueError, InstantiationException) as error:
+    except (ValueError, TypeError, LookupError, MemoryError, InstantiationException) as error:
         raise PlayError(f"the run's teacher cannot be asked ({error.__cause__ or error}): leave out --pair") from error
 
 

@@ -450,3 +450,13 @@ def test_settings_of_any_shape_are_refused_or_shown(run: Path, studio: Studio, n
         assert "the run's config.yaml has no" in refused(str(run))
     else:
         main([str(run), "--steps", "2", "--size", "64x64"])
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1], "x", None])
+def test_a_teacher_of_any_settings_is_refused_in_a_sentence(run: Path, studio: Studio, value: Any) -> None:
+    del studio
+    cfg = yaml.safe_load((run / "config.yaml").read_text())
+    cfg["oracle"]["eps_skip"] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+    said = refused(str(run), "--pair", "--steps", "2", "--size", "64x64")
+    assert "the run's teacher cannot be asked (oracle.eps_skip must be a number, not" in said

@@ -463,7 +463,18 @@ def test_a_learner_that_diverges_ends_its_run_with_a_sentence_and_keeps_its_last
 
 
 @pytest.mark.parametrize(
-    "forged", [{"record": 3.0}, {"ledger": None}, {"agent": {}}, {"ledger": {"counts": {"x": 0.5}}}]
+    "forged",
+    [
+        {"record": 3.0},
+        {"ledger": None},
+        {"agent": None},
+        {"ledger": {"counts": {"x": 0.5}}},
+        {"best": 3},
+        {"best": {"parameters": []}},
+        {"best_on_schedule": {"iteration": "1"}},
+        {"agent": {"rng": {"state": {"state": 10**60}}}},
+    ],
+    ids=str,
 )
 def test_a_forged_state_is_refused_in_a_sentence(forged: dict[str, Any], train: Command, tmp_path: Path) -> None:
     """With all hashes right."""
@@ -473,9 +484,13 @@ def test_a_forged_state_is_refused_in_a_sentence(forged: dict[str, Any], train: 
     settings = json.loads((folder / "checkpoint/000002/state.json").read_text())["settings_digest"]
     assert saved is not None
     shutil.rmtree(folder / "checkpoint")
-    for name, value in forged.items():
-        saved[1][name] = {**saved[1][name], **value} if isinstance(value, dict) and value else value
-    checkpoint.save(folder / "checkpoint", 2, saved[1], settings)
+
+    def changed(one: Any, other: Any) -> Any:
+        return (
+            {**one, **{key: changed(one.get(key), other[key]) for key in other}} if isinstance(other, dict) else other
+        )
+
+    checkpoint.save(folder / "checkpoint", 2, changed(saved[1], forged), settings)
     code, out, err = train([*arguments, "iterations=4"], tmp_path)
     assert code == 1
     assert "not one of this run" in err or "are none" in err

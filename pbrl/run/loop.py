@@ -178,7 +178,7 @@ def load(work: Work) -> int:
     iteration, state = saved
     try:
         work.load_state_dict(state)
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, checkpoint.CheckpointError):
             raise
         raise checkpoint.CheckpointError(

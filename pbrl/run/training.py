@@ -18,7 +18,7 @@ from pbrl.run.loop import DivergedError
 from pbrl.run.policy_file import KEPT, save_policy
 from pbrl.run.preference_log import PreferenceLog
 from pbrl.run.record import Row
-from pbrl.run.settings import ConfigurationError, build, digest, resolve
+from pbrl.run.settings import ConfigurationError, build, check_node, check_targets, digest, resolve
 from pbrl.seeds import streams
 from pbrl.simulation import tasks
 from pbrl.simulation.simulator import Simulator
@@ -203,8 +203,19 @@ class TrainingRun:
             raise ValueError(f"the policy's parameters are not {self.policy.size} numbers")
         self.ledger.load_state_dict(state["ledger"])
         self.best, self.best_on_schedule = state.get("best"), state.get("best_on_schedule")  # 0.1 kept none
+        for best in (self.best, self.best_on_schedule):
+            self._check_best(best)
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(state["normaliser"])
+
+    def _check_best(self, best: Any) -> None:
+        """Refuse what is not a policy that was the best one."""
+        kinds = {"eval_return": float, "iteration": int, "parameters": np.ndarray}
+        if best is not None and (
+            {name: type(value) for name, value in best.items()} != kinds
+            or best["parameters"].shape != (self.policy.size,)
+        ):
+            raise ValueError("the best policy is not one of this run")
 
 
 def task_of(env: Mapping[str, Any], allow: Sequence[str]) -> str | tasks.Task:
@@ -218,6 +229,8 @@ def task_of(env: Mapping[str, Any], allow: Sequence[str]) -> str | tasks.Task:
 
 def build_policy(node: Mapping[str, Any], simulator: Simulator, *, allow: Sequence[str]) -> Policy:
     """The policy that a node describes, of the sizes and bounds that the task has."""
+    check_targets(node, "agent.policy", allow=allow)
+    check_node(node, "agent.policy", allow=allow)
     sizes = {"obs_size": simulator.obs_size, "act_size": simulator.act_size}
     policy: Policy = build(node, allow=allow, **sizes, action_bounds=simulator.action_bounds)
     return policy
