@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from pbrl.run import checkpoint
 from pbrl.run.command_line import wrapped
 from pbrl.run.films import kept_policy
-from pbrl.run.folder import read_settings
+from pbrl.run.folder import check_task_and_policy, read_settings
 from pbrl.run.policy_file import KEPT, read_policy
 from pbrl.run.record import read
 from pbrl.run.settings import build, check_node, check_targets
@@ -53,12 +53,7 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def check_shape(settings: Mapping[str, Any]) -> None:
     """Refuse settings that lack what a video needs; `config.yaml` may be anybody's."""
-    for group, key, kind in (("env", "name", str), ("env", "steps", int | None), ("agent", "policy", dict)):
-        node = settings.get(group)
-        if not isinstance(node, dict) or not isinstance(node.get(key), kind):
-            raise PlayError(f"the run's config.yaml has no {group}.{key} that makes sense")
-    if "_target_" not in settings["agent"]["policy"]:
-        raise PlayError("the run's config.yaml does not say what agent.policy is")
+    check_task_and_policy(settings)
     for key in ("name", "seed", "oracle", "calibration"):
         if key not in settings:
             raise PlayError(f"the run's config.yaml has no {key}")

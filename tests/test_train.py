@@ -346,6 +346,10 @@ def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_p
         (["allow=1_000"], "allow must be a list of packages, such as [mine], not 1000"),
         (["wandb.tags=x"], "wandb.tags must be a list of words, such as [a,b], not 'x'"),
         (["wandb.project=[]"], "wandb.project must be a word, not []"),
+        (
+            ["agent.step.maximum=-99999999999999999999"],
+            "agent.step.maximum must be a number, not -99999999999999999999",
+        ),
         (["agent.step.maximum=nan"], "agent.step.maximum must be a number, not nan"),
         (["seed=99999999999999999999"], "seed must be a whole number of at least 0"),
         (["agent.policy.hidden=[1000000000,1000000000]"], "more memory than there is"),

@@ -59,6 +59,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def check_task_and_policy(settings: Mapping[str, Any]) -> None:
+    """Refuse the settings of a run that do not say what its policy is, and in which task it acts."""
+    for group, key, kind in (("env", "name", str), ("env", "steps", int | None), ("agent", "policy", dict)):
+        node = settings.get(group)
+        if not isinstance(node, dict) or not isinstance(node.get(key), kind):
+            raise ConfigurationError(f"the run's config.yaml has no {group}.{key} that makes sense")
+    if "_target_" not in settings["agent"]["policy"]:
+        raise ConfigurationError("the run's config.yaml does not say what agent.policy is")
+
+
 def _check_yaml(content: bytes) -> None:
     """Refuse what pbrl.train never writes and what takes for ever to read, before anything is built from it."""
     if len(content) > LARGEST_SETTINGS:

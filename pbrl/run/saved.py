@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from safetensors import SafetensorError
 
 from pbrl.policy import GaussianPolicy, Policy
-from pbrl.run.folder import read_settings
+from pbrl.run.folder import check_task_and_policy, read_settings
 from pbrl.run.policy_file import KEPT, read_policy
 from pbrl.run.settings import ConfigurationError
 from pbrl.run.training import build_policy, task_of
@@ -99,9 +100,13 @@ def load(run: str | Path, which: str = "last", *, allow: Sequence[str] = ()) -> 
     if which not in KEPT:
         raise ValueError(f"which must be one of {', '.join(KEPT)}, not {which!r}")
     settings, path = read_settings(folder), folder / KEPT[which]
+    check_task_and_policy(settings)
     if not path.exists():
         raise ConfigurationError(f"{folder} has no {path.name}: a run leaves it with each of its checkpoints")
-    iteration, parameters = read_policy(path)
+    try:
+        iteration, parameters = read_policy(path)
+    except (SafetensorError, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(f"{path} is not a policy that pbrl.train has written: {error}") from None
     simulator = Simulator(task_of(settings["env"], allow), seed=0, threads=1)
     policy = build_policy(settings["agent"]["policy"], simulator, allow=allow)
     if parameters.shape != (policy.size,):

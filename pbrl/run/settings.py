@@ -407,10 +407,10 @@ def _fits(value: Any, annotation: Any) -> bool:
         return any(_fits(value, each) for each in typing.get_args(annotation))
     if origin is Literal:
         return value in typing.get_args(annotation)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    if annotation is float and isinstance(value, float):
+        return -LARGEST <= value <= LARGEST
+    if annotation in (int, float):
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
     if annotation in (bool, str):
         return isinstance(value, annotation)
     if annotation is type(None):

@@ -28,6 +28,7 @@ import pbrl.report.__main__
 import pbrl.train
 from pbrl.run.settings import ConfigurationError
 from pbrl.simulation import gl, video
+from pbrl.simulation.tasks import UnknownTaskError
 
 MKDIR = {"_target_": "os.mkdir", "path": "executed"}
 PAYLOADS: list[Any] = [
@@ -123,7 +124,7 @@ def load() -> None:
     """The policy of a run, in a notebook: what is raised is a sentence, of a kind that says so."""
     try:
         pbrl.load("run").act(np.zeros(3))
-    except ConfigurationError as error:
+    except (ConfigurationError, UnknownTaskError) as error:
         raise SystemExit(f"pbrl.load: {error}") from None
 
 

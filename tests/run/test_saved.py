@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -121,7 +122,14 @@ def test_what_cannot_be_loaded_says_why(finished: Path, tmp_path: Path) -> None:
     (run / "policy.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="a run leaves it with each of its checkpoints"):
         load(run)
+    (run / "policy.safetensors").write_bytes(pickle.dumps("no policy"))
+    with pytest.raises(ConfigurationError, match=r"is not a policy that pbrl\.train has written"):
+        load(run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
+    for group in ("env", "agent"):
+        (run / "config.yaml").write_text(yaml.safe_dump({**settings, group: {"a": 1}}))
+        with pytest.raises(ConfigurationError, match=f"the run's config.yaml has no {group}"):
+            load(run, "best")
     settings["agent"]["policy"]["_target_"] = "os.system"
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     with pytest.raises(ConfigurationError, match=r"names .os\.system., which is not of"):
