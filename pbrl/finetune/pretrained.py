@@ -210,7 +210,9 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigurationError("fine-tuning needs `transformers`: pip install 'pbrl[finetune]'") from None
+        raise ConfigurationError(
+            "fine-tuning needs `transformers`: pip install -c constraints.txt -e '.[finetune]'"
+        ) from None
     transformers.logging.set_verbosity_error()  # it warns about heads that are left out on purpose
     transformers.logging.disable_progress_bar()
     return transformers

@@ -168,7 +168,7 @@ def config_folders(arguments: Sequence[str]) -> list[Path] | None:
     if any("hydra.searchpath" in argument for argument in arguments):
         return None
     found = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
         if name in ("--config-dir", "-cd"):
             found.append(Path(value if equals else following))

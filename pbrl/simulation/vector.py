@@ -310,4 +310,4 @@ def window(physics: Any) -> Any:
         )
     import mujoco.viewer  # it loads GLFW, which others do not need
 
-    return mujoco.viewer.launch_passive(physics.model.ptr, physics.data.ptr)
+    return mujoco.viewer.launch_passive(physics.model.ptr, physics.data.ptr, show_left_ui=False, show_right_ui=False)

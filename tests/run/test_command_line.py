@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from pbrl import train
 from pbrl.__main__ import PROGRAMS as PROGRAMS_LISTED
 from pbrl.__main__ import main
 from pbrl.run.command_line import help_text
+from pbrl.run.settings import config_folders, suggest
 
 PROGRAMS = {
     "pbrl.train": (["agent", "env", "oracle", "experiment"], "trajectories: 64 # per iteration, for every agent"),
@@ -102,6 +104,12 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, lines)) <= 80
     at = next(i for i, line in enumerate(lines) if line.startswith("  bits: null # answers per iteration"))
     assert lines[at + 1].startswith("      # ")  # what a setting means goes on as a comment
+
+
+def test_a_command_without_arguments_is_fine() -> None:
+    suggest([], ["agent"])
+    assert config_folders([]) == []
+    assert config_folders(["--config-dir", "mine", "seed=1", "-cd=yours"]) == [Path("mine"), Path("yours")]
 
 
 def test_programs_are_listed_on_a_line_each(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
