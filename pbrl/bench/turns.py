@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from tqdm import tqdm
+from pbrl.run.terminal import ProgressBar
 
 Measured = TypeVar("Measured")
 
@@ -22,7 +22,7 @@ def take_turns(
         run()
     measured: dict[str, list[Measured]] = {what: [] for what in contenders}
     turns = [what for _ in range(alternations) for what in contenders]
-    for what in tqdm(turns, desc=f"{title:15s}", unit="run", leave=False):
+    for what in ProgressBar(turns, desc=f"{title:15s}", unit="run", leave=False):
         measured[what].append(contenders[what]())
     return measured
 
