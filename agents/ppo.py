@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,26 +190,6 @@ class PPO:
         # One of its own for each call: threads must not share it.
         distribution = DiagGaussianDistribution(self.policy.act_size).proba_distribution(mean, self.network.log_std)
         return V, distribution.log_prob(actions), distribution.entropy()
-
-    def save_sb3(self, path: str | Path) -> None:
-        """Write a file that Stable-Baselines3's own `PPO.load` opens."""
-        two_rates, weights = self.network.optimizer, deepcopy(self.network.state_dict())
-        # SB3 knows one learning rate, hence one group of weights; to train on, it begins with fresh moments.
-        self.network.optimizer = torch.optim.Adam(self.network.parameters(), **self.network.optimizer_kwargs)
-        try:
-            for network in (self.network.mlp_extractor.policy_net, self.network.mlp_extractor.value_net):
-                self._fold(linear_layers(network)[0])
-            self.sb3.save(path)
-        finally:
-            self.network.optimizer = two_rates
-            self.network.load_state_dict(weights)
-
-    def _fold(self, first: torch.nn.Linear) -> None:
-        """Let a network's first layer do what the normaliser does, if there is one."""
-        if self.policy.normaliser is not None:
-            weight, bias = self.policy.normaliser.fold(first.weight.detach().numpy().T, first.bias.detach().numpy())
-            first.weight.data.copy_(torch.from_numpy(weight.T))
-            first.bias.data.copy_(torch.from_numpy(bias))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly, but for the generator, which is its owner's."""

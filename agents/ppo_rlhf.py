@@ -15,7 +15,6 @@ those of B-Pref (Lee et al. 2021): clips, an ensemble, and a sampler that choose
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -98,10 +97,6 @@ class PPORLHF:
 
             # improve pi on r_t
             return {**metrics, **self.ppo.update(behaviour, r, pool)}
-
-    def save_sb3(self, path: str | Path) -> None:
-        """Write a file that Stable-Baselines3's own `PPO.load` opens."""
-        self.ppo.save_sb3(path)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

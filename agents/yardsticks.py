@@ -7,7 +7,6 @@ that hands out true rewards. `yardstick: true` in their settings says so, to the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -87,10 +86,6 @@ class PPOTrue:
         r = budget.true_rewards(behaviour).astype(np.float32)
         with workers() as pool:
             return self.ppo.update(behaviour, standardised(r, behaviour) if self.standardise else r, pool)
-
-    def save_sb3(self, path: str | Path) -> None:
-        """Write a file that Stable-Baselines3's own `PPO.load` opens."""
-        self.ppo.save_sb3(path)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly."""

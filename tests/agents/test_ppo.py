@@ -3,10 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
-import stable_baselines3
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 
@@ -177,31 +175,6 @@ def test_the_policy_goes_where_the_reward_is():
     mean = ppo.policy.mean_actions(ppo.parameters, np.zeros((1, OBS), np.float32))[0]
     assert mean[0] > 0.5
     assert mean[1] < -0.5
-
-
-def test_stable_baselines_loads_it_and_acts_the_same(tmp_path):
-    environment = gymnasium.make("pbrl/cheetah_run-v0")
-    ppo = make(17, 6)
-    ppo.save_sb3(tmp_path / "policy.zip")
-    loaded = stable_baselines3.PPO.load(tmp_path / "policy.zip", env=environment, device="cpu")
-    obs, _ = environment.reset(seed=0)
-    action, _ = loaded.predict(obs, deterministic=True)
-    ours = ppo.policy.mean_actions(ppo.parameters, obs[None].astype(np.float32))[0]
-    np.testing.assert_allclose(action, np.clip(ours, -1, 1), atol=1e-6)
-    assert np.abs(ours).min() > 1e-3
-    environment.step(action)
-    assert (loaded.gamma, loaded.gae_lambda, loaded.clip_range(1.0)) == (0.8, 0.5, 0.2)
-    environment.close()
-
-
-def test_saving_for_stable_baselines_changes_nothing(tmp_path):
-    one, two, collected = make(), make(), behaviour()
-    for ppo in (one, two):
-        update(ppo, collected, rewards_of(collected))
-        if ppo is one:
-            ppo.save_sb3(tmp_path / "policy.zip")
-        update(ppo, collected, rewards_of(collected))
-    np.testing.assert_array_equal(one.parameters, two.parameters)
 
 
 @pytest.mark.parametrize("setting", ["warmup_updates", "passes", "gradient_steps"])

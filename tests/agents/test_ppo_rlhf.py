@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import stable_baselines3
 import torch
 
 from tests.agents.toy import (
-    OBS,
     STEPS,
     TRAJECTORIES,
     StubBudget,
@@ -139,14 +137,3 @@ def test_loaded_it_has_everything_that_its_next_update_starts_from():
     assert metrics == same_metrics
     np.testing.assert_array_equal(everything(again), everything(agent))
     assert again.rng.bit_generator.state == agent.rng.bit_generator.state
-
-
-def test_stable_baselines_acts_the_same(tmp_path):
-    agent = make("ppo_rlhf", policy__output_gain=1.0)
-    iterate(agent, preferences(Q))
-    obs = np.random.default_rng(0).standard_normal((5, OBS)).astype(np.float32)
-    mean = agent.policy.mean_actions(agent.parameters, obs)
-    agent.save_sb3(tmp_path / "policy.zip")
-    action, _ = stable_baselines3.PPO.load(tmp_path / "policy.zip", device="cpu").predict(obs, deterministic=True)
-    np.testing.assert_allclose(action, np.clip(mean, -1, 1), atol=1e-6)
-    assert mean.std() > 0.1

@@ -2,14 +2,11 @@
 
 import json
 
-import gymnasium
 import numpy as np
 import pytest
-import stable_baselines3
 
 import pbrl.simulation.vector  # noqa: F401  # registers the environments
 from agents.ppo import Rollout
-from pbrl.simulation.simulator import Simulator
 from pbrl.threads import workers
 from tests.agents.toy import STEPS, TRAJECTORIES, Trial, behaviour, make
 
@@ -71,23 +68,3 @@ def test_the_reward_of_a_step_is_that_of_the_ensemble_standardised(monkeypatch):
     with workers() as pool:
         r = trial.agent.reward_model.reward(collected, pool)
     np.testing.assert_allclose(rewards, (r - r.mean()) / r.std(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("task", ["quadruped_walk", "quadruped_run", "quadruped_escape", "quadruped_fetch"])
-def test_stable_baselines_loads_it_with_the_tasks_environment_and_acts_within_its_bounds(task, tmp_path):
-    """The quadruped's bounds are not -1 and 1."""
-    simulator = Simulator(task, seed=0, steps=2)
-    agent = make("prefppo", simulator=simulator)
-    agent.ppo.network.action_net.bias.data[:] = 3.0  # beyond the bounds
-    agent.save_sb3(tmp_path / "policy.zip")
-    environment = gymnasium.make(f"pbrl/{task}-v0")
-    loaded = stable_baselines3.PPO.load(tmp_path / "policy.zip", env=environment, device="cpu")
-    obs, _ = environment.reset(seed=0)
-    action, _ = loaded.predict(obs, deterministic=True)
-    low, high = simulator.action_bounds
-    assert not (np.allclose(low, -1) and np.allclose(high, 1))
-    ours = agent.policy.mean_actions(agent.parameters, obs[None].astype(np.float32))[0]
-    assert (ours > high).all()
-    np.testing.assert_allclose(action, np.clip(ours, low, high), atol=1e-6)
-    environment.step(action)
-    environment.close()

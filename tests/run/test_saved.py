@@ -13,6 +13,7 @@ import stable_baselines3
 import yaml
 
 from pbrl import load
+from pbrl.policy import GaussianPolicy
 from pbrl.run.policy_file import save_policy
 from pbrl.run.record import read
 from pbrl.run.saved import SavedPolicy
@@ -107,6 +108,24 @@ def test_stable_baselines_opens_its_export_and_acts_the_same(finished: Path, tmp
     np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], policy.act(obs), atol=1e-6)
     assert np.ptp(policy.act(obs)) > 1e-3
     np.testing.assert_array_equal(model.policy.log_std.detach(), policy.parameters[-1:])
+    environment.close()
+
+
+def test_the_export_has_the_tasks_bounds(tmp_path: Path) -> None:
+    """The quadruped's are not -1 and 1."""
+    simulator = Simulator("quadruped_walk", seed=0, steps=2)
+    gains = {"hidden_gain": 1.0, "output_gain": 1.0, "initial_log_std": 0.0}
+    policy = GaussianPolicy(simulator.obs_size, simulator.act_size, hidden=[8], **gains)
+    parameters = policy.initial(np.random.default_rng(0))
+    parameters[-2 * policy.act_size : -policy.act_size] = 3.0  # the last biases: beyond the bounds
+    saved = SavedPolicy("quadruped_walk", 0, policy, parameters, simulator.action_bounds)
+    saved.save_sb3(tmp_path / "policy.zip")
+    environment = gymnasium.make("pbrl/quadruped_walk-v0")
+    model = stable_baselines3.PPO.load(tmp_path / "policy.zip", env=environment, device="cpu")
+    obs, _ = environment.reset(seed=0)
+    action, _ = model.predict(obs, deterministic=True)
+    np.testing.assert_allclose(action, saved.act(obs), atol=1e-6)
+    assert not np.allclose(simulator.action_bounds[1], 1)
     environment.close()
 
 
