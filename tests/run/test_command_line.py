@@ -29,7 +29,8 @@ def said(program: str, arguments: list[str], capfd: pytest.CaptureFixture[str]) 
     """How the program ends, and what it prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [program, *arguments])
-        patch.delitem(sys.modules, program, raising=False)
+        for name in (program, f"{program}.__main__"):  # other tests may have imported it
+            patch.delitem(sys.modules, name, raising=False)
         with pytest.raises(SystemExit) as stop:
             runpy.run_module(program, run_name="__main__")
     return stop.value.code, capfd.readouterr().out
