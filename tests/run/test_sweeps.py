@@ -329,11 +329,12 @@ def test_runs_of_different_settings_do_not_collide(train: Command, tmp_path: Pat
     ("template", "folder"),
     [
         ("name=${hydra:runtime.choices.agent}_s", "pendulum_swingup/zpg_s/irrational/seed_{}"),
-        (
+        pytest.param(
             "folder=runs/${env.name}/${name}/${hydra:runtime.choices.oracle}/s${seed}",
             "pendulum_swingup/zpg/irrational/s{}",
+            marks=pytest.mark.slow,
         ),
-        ("folder=runs/${hydra:job.num}", "{}"),
+        pytest.param("folder=runs/${hydra:job.num}", "{}", marks=pytest.mark.slow),
     ],
 )
 def test_names_and_folders_may_be_templates(
