@@ -472,10 +472,15 @@ def test_a_learner_that_diverges_ends_its_run_with_a_sentence_and_keeps_its_last
         {"record": 3.0},
         {"ledger": None},
         {"agent": None},
-        {"ledger": {"counts": {"x": 0.5}}},
-        {"best": 3},
-        {"best": {"parameters": []}},
-        {"best_on_schedule": {"iteration": "1"}},
+        *(
+            pytest.param(forged, marks=pytest.mark.slow)
+            for forged in (
+                {"ledger": {"counts": {"x": 0.5}}},
+                {"best": 3},
+                {"best": {"parameters": []}},
+                {"best_on_schedule": {"iteration": "1"}},
+            )
+        ),
         {"agent": {"rng": {"state": {"state": 10**60}}}},
     ],
     ids=str,

@@ -12,7 +12,7 @@ from tests.agents.toy import Trial
 # Iterations and seeds until learning shows. Gradients cost more, and vary less.
 EFFORT = {"ncrs": (50, 5), "zpg": (50, 5), "ncrs_single": (10, 4), "dpo": (4, 3), "ppo_rlhf": (5, 3), "random": (1, 8)}
 EFFORT |= {"prefppo": (10, 3), "ppo_true": (5, 3), "pebble": (6, 3), "sac_true": (1, 3)}
-TAKE_LONG = {"prefppo", "pebble", "sac_true"}  # half a minute of CPU each
+TAKE_LONG = {"prefppo", "ppo_true", "pebble", "sac_true"}  # half a minute of CPU each
 MORE = {  # where tests do less than the agent's file says
     "sac_true": {"sac__updates_per_step": 1.0, "sac__batch_size": 128},
     "pebble": {"sac__updates_per_step": 0.25, "sac__batch_size": 128, "reward_model__passes": 50},

@@ -286,6 +286,7 @@ def piece(k: int, taken: dict[str, int | None], *, seed: int, start: float = 0.7
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_report_has_the_exponent_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for k in (8, 16, 32, 64, 128):
         (tmp_path / f"k_{k}").mkdir()

@@ -172,7 +172,7 @@ def test_common_start_shares_states_but_not_noise(make_policy: MakePolicy) -> No
 @pytest.mark.parametrize(
     "task", ["walker_walk", "cheetah_run", "hopper_stand", "quadruped_walk", "fish_swim", "humanoid_run"]
 )
-@pytest.mark.parametrize("mean_actions", [False, True])
+@pytest.mark.parametrize("mean_actions", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_loops_equal_dm_controls_environments(task: str, mean_actions: bool, make_policy: MakePolicy) -> None:
     fast, plain = (Simulator(task, seed=1, steps=100, native=native) for native in (True, False))
     policy = make_policy(fast)
