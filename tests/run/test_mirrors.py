@@ -381,6 +381,7 @@ def records(path):
             parts = b""
 
 
+@pytest.mark.slow  # beside other tests, one of which may use the proxy that it watches
 def test_the_real_wandb_offline_keeps_to_its_folder_and_to_itself(tmp_path, path, monkeypatch, caplog):
     home = tmp_path / "home"
     home.mkdir()
