@@ -78,9 +78,19 @@ def test_nothing_of_ones_own_runs_unless_it_is_allowed(extension: Path) -> None:
     assert not (extension / "imported").exists()
 
 
-def test_the_readmes_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snippets = [content for language, content, _ in blocks(ROOT / "README.md") if language == "python"]
-    assert len(snippets) >= 2
+def test_the_snippets_of_readme_and_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
+    for name, at_least in (("README.md", 2), ("docs/tutorial.md", 1)):
+        snippets = [content for language, content, _ in blocks(ROOT / name) if language == "python"]
+        assert len(snippets) >= at_least
+        for snippet in snippets:
+            exec(compile(snippet, name, "exec"), {"__name__": "__main__"})
+        if name == "README.md":  # its run, under the name of the tutorial's, which is longer
+            (agent,) = Path("runs/cheetah_run").iterdir()
+            agent.rename(agent.with_name("ncrs"))
+
+
+def test_every_snippet_is_run_by_some_test() -> None:
+    """Here, in tests/oracles/test_documentation.py or in tests/ridge/test_ridge.py."""
+    pages = {path.name for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()}
+    assert pages == {"extending.md", "teachers.md", "ridge.md", "tutorial.md"}

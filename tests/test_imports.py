@@ -1,6 +1,7 @@
 """Imports go one way: core <- simulation <- run <- report; programs on top; agents and oracles beside them."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,32 @@ def forbidden(module, found):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_one_way(module):
-    problems = {found: forbidden(module, found) for found in imported(module, MODULES[module].read_text())}
+    problems = {found: forbidden(module, found) for found in imports_of(module)}
     assert {found: why for found, why in problems.items() if why} == {}
+
+
+@functools.cache
+def imports_of(module):
+    return [*imported(module, MODULES[module].read_text())]
+
+
+def reached(module):
+    """All modules of ours that importing one may load, itself included."""
+    found, waiting = set(), [module]
+    while waiting:
+        here = waiting.pop()
+        if here in MODULES and here not in found:
+            found.add(here)
+            for name in imports_of(here):
+                waiting += [name, name.rpartition(".")[0]]  # a module, or something in it
+    return found
+
+
+def test_reports_the_ridge_and_fine_tuning_do_not_load_the_simulator():
+    without = [module for module in MODULES if room(module) in ("report", "ridge", "finetune")]
+    loaded = {module: [each for each in reached(module) if room(each) == "simulation"] for module in without}
+    assert loaded == {module: [] for module in without}
+    assert "pbrl.simulation.native" in reached("pbrl.train")  # by several detours
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ import yaml
 from PIL import Image, ImageSequence
 from safetensors.numpy import save_file
 
+from pbrl import load
 from pbrl.play import main, policy_after, policy_of, verdict
 from pbrl.policy import GaussianPolicy
+from pbrl.run import checkpoint
 from pbrl.run.films import kept_policy
 from pbrl.run.policy_file import save_policy
 from pbrl.simulation import gl, tasks, video
@@ -190,6 +192,30 @@ def test_the_first_policy_alone_and_runs_of_an_earlier_version(run: Path, studio
     assert any("before the first iteration" in line for line, _ in studio.lines)
     (run / "policy_best.safetensors").unlink()
     assert "has no policy_best.safetensors: an earlier version of pbrl" in refused(str(run), "--policy", "best")
+
+
+def test_a_run_of_version_0_1_is_played(run: Path, studio: Studio, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its settings lack some, its teacher's link is an import, its policy has no header of ours."""
+    settings = (Path(__file__).parent / "report/config_of_0.1.yaml").read_text()
+    for name, value in (("cheetah_run", "cartpole_swingup"), ("steps: 200", f"steps: {STEPS}"), ("- 256", "- 8")):
+        settings = settings.replace(name, value)
+    (run / "config.yaml").write_text(settings)
+    last, parameters = policy_of(run, "last")
+    for path in run.glob("policy*"):
+        path.unlink()
+    save_file({"parameters": parameters}, run / "policy.safetensors", {"iteration": str(last), "task": "cartpole"})
+    shutil.rmtree(run / "checkpoint")
+    checkpoint.save(run / "checkpoint", 3, {"agent": {"parameters": parameters}, "ledger": {}})
+    small = ["--steps", "4", "--size", "64x64"]
+    main([str(run), *small])
+    assert studio.rewards[1:] == [collected(run).task_rewards[0, 3]]
+    main([str(run), "--pair", *small])
+    assert "P(B better) = " in capsys.readouterr().out
+    assert f"{run} are of an earlier version: leave out --iteration" in refused(str(run), "--iteration", "3")
+    policy = load(run)
+    simulator = Simulator("cartpole_swingup", seed=0)
+    obs = np.ones(simulator.obs_size, np.float32)
+    np.testing.assert_array_equal(policy.act(obs), make_policy(simulator).mean_actions(parameters, obs[None])[0])
 
 
 def test_the_teacher_judges_what_is_shown(run: Path, studio: Studio, capsys: pytest.CaptureFixture[str]) -> None:

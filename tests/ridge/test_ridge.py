@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -178,11 +179,12 @@ def test_a_wrong_setting_is_named(override: str, words: str) -> None:
 
 
 def test_a_users_optimizer_joins_the_table_from_any_folder(tmp_path: Path) -> None:
-    """One class and one entry: the command runs in any folder, writes there, and has the new optimiser in its table."""
-    (tmp_path / "mine.py").write_text(
-        "from pbrl.ridge.peers import Saha2025\n\n\nclass Mine(Saha2025):\n    '''An optimiser of one's own.'''\n"
-    )
-    entry = "{optimizer:{_target_:mine.Mine,radius:0.02},directions:{sphere:5},active:[5,10]}"
+    """With the class and the entry of docs/ridge.md: it runs in any folder, writes there, and has them in its table."""
+    page = (ROOT / "docs/ridge.md").read_text()
+    (snippet,) = re.findall(r"^```python\n# mine\.py\n(.*?)^```$", page, flags=re.M | re.S)
+    (tmp_path / "mine.py").write_text(snippet)
+    (entry,) = re.findall(r"\+experiment\.optimizers\.mine=({.*})\"", page)
+    entry = entry.replace("sphere:50}", "sphere:5},active:[5,10]")
     overrides = [
         "allow=[mine]",
         f"+experiment.optimizers.mine={entry}",

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pbrl.policy import GaussianPolicy
-from pbrl.run.settings import ConfigurationError, build, check_name, instantiate
+from pbrl.run.settings import ConfigurationError, build, check_name, check_node, instantiate
 
 MKDIR = {"_target_": "os.mkdir", "path": "executed"}
 TRAIN = {"_target_": "pbrl.train.train", "overrides": ["allow=[os,posix]", "oracle._target_=os.mkdir"]}
@@ -67,6 +67,41 @@ def test_what_a_configuration_may_name_is_made() -> None:
         policy = make(cfg.node, obs_size=3, act_size=2)
         assert isinstance(policy, GaussianPolicy)
         assert policy.sizes == (3, 4, 2)
+
+
+OWN = """
+from typing import Any
+
+class Part:
+    def __init__(self, width, *, depth: Any):
+        self.width, self.depth = width, depth
+
+class Agent:
+    def __init__(self, policy, step, *parts, part, **others):
+        self.policy, self.step, self.part, self.others = policy, step, part, others
+"""
+
+
+def test_classes_of_ones_own_need_neither_annotations_nor_an_entry_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_classes.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    part = {"_target_": "own_classes.Part", "width": "wide", "depth": {"a": None}}
+    node = {"_target_": "own_classes.Agent", "step": [0.1, "x"], "part": part, "surplus": 3}
+    check_node(node, "agent", allow=["own_classes"])
+    agent = build(node, allow=["own_classes"], policy="a policy", rng="a generator")
+    assert (agent.policy, agent.step) == ("a policy", [0.1, "x"])
+    assert agent.others == {"surplus": 3, "rng": "a generator"}
+    assert vars(agent.part) == {"width": "wide", "depth": {"a": None}}
+    for path, wrong in (
+        ("agent.step", {**node, "step": "???"}),
+        ("agent.part.depth", {**node, "part": {**part, "depth": "???"}}),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^{path} must be given"):
+            check_node(wrong, "agent", allow=["own_classes"])
+    with pytest.raises(ConfigurationError, match=r"^agent\.part\.surplus: unknown setting"):
+        check_node({**node, "part": {**part, "surplus": 3}}, "agent", allow=["own_classes"])
 
 
 @pytest.mark.parametrize(
