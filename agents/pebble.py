@@ -100,7 +100,7 @@ class PEBBLE:
                 if not taught:
                     self.sac.reset_critics()
                     for _ in range(self.updates_after_reset):
-                        self.sac.update(replay.sample(self.sac.batch_size, self.rng))
+                        self.sac.update(replay.sample(self.sac.batch_size, self.rng), pool.map)
 
             metrics |= self._explore(budget, budget.trajectories_left, pool)
             if self.reward_model.pairs and wanted <= replay.capacity:
@@ -120,7 +120,7 @@ class PEBBLE:
                 if replay.added > self.unsupervised_trajectories:
                     continue
                 self._reward_entropy(pool)
-            metrics = dict(self.sac.learn(int(behaviour.lengths.sum())))
+            metrics = dict(self.sac.learn(int(behaviour.lengths.sum()), pool.map))
         return metrics
 
     def _reward_entropy(self, pool: Executor) -> None:

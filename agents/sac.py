@@ -21,7 +21,7 @@ the budget, and the policy, whose log-std is squashed rather than clipped, must 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -30,9 +30,11 @@ import torch
 
 from agents.replay import Batch, Replay
 from pbrl.ledger import Budget
-from pbrl.network import mlp
+from pbrl.network import mlp, mlp_with_gradient
 from pbrl.policy import Network, SquashedGaussianPolicy
 from pbrl.types import Behaviour, Float32, Metrics
+
+Map = Callable[..., Iterable[Any]]  # map, or a pool's
 
 UNIFORM_STD = math.pi / math.sqrt(12)  # of atanh(u) for u uniform in [-1, 1]
 
@@ -85,10 +87,11 @@ class SAC:
             output_gain=critic_output_gain,
         )
         self.target_entropy = -float(policy.act_size)
+        self.centre, self.scale = (torch.as_tensor(each, dtype=torch.float32) for each in (policy.centre, policy.scale))
         self.log_scale = float(np.log(policy.scale).sum())
         self.theta = torch.from_numpy(policy.initial(rng)).requires_grad_()
         self.log_alpha = torch.tensor(math.log(initial_temperature)).requires_grad_()
-        self.actor_adam = torch.optim.Adam([self.theta], lr=actor_learning_rate)
+        self.actor_adam = torch.optim.Adam([self.theta], lr=actor_learning_rate, fused=True)
         self.alpha_adam = torch.optim.Adam([self.log_alpha], lr=temperature_learning_rate)
         self.reset_critics()
         self.updates = 0
@@ -98,7 +101,7 @@ class SAC:
         initial = [torch.from_numpy(self.critic.initial(self.rng).astype(np.float32)) for _ in range(2)]
         self.Q = [each.clone().requires_grad_() for each in initial]
         self.Q_target = [each.clone() for each in initial]
-        self.critic_adam = torch.optim.Adam(self.Q, lr=self.critic_learning_rate)
+        self.critic_adam = torch.optim.Adam(self.Q, lr=self.critic_learning_rate, fused=True)
 
     @property
     def parameters(self) -> Float32:
@@ -117,36 +120,55 @@ class SAC:
         arms, keep = np.zeros(n, np.int64), ("observations", "actions")
         return budget.collect(self.policy, parameters[None], arms, mean_actions=False, common_start=False, keep=keep)
 
-    def learn(self, steps: int) -> Metrics:
-        """As many updates as so many collected steps are worth; the metrics are those of the last."""
+    def learn(self, steps: int, each: Map = map) -> Metrics:
+        """As many updates as so many collected steps are worth; the metrics are those of the last.
+
+        each: `map`, or that of a pool whose threads then share an update's work; the results are the same.
+        """
         metrics: Metrics = {}
         if self.replay.lived().any():
             for _ in range(round(self.updates_per_step * steps)):
-                metrics = self.update(self.replay.sample(self.batch_size, self.rng))
+                metrics = self.update(self.replay.sample(self.batch_size, self.rng), each)
         return metrics
 
-    def update(self, batch: Batch) -> Metrics:
+    def update(self, batch: Batch, each: Map = map) -> Metrics:
         """One step of critics, actor and temperature."""
-        # a' ~ pi(s');  y <- r + gamma ( min_i Q'_i(s', a') - alpha log pi(a'|s') ), or r where the episode ended
-        with torch.no_grad():
-            next_actions, next_log_pi = self._act(batch.next_obs)
-            next_value = self._smaller_Q(self.Q_target, batch.next_obs, next_actions) - self.alpha * next_log_pi
-            y = batch.rewards + batch.goes_on * self.gamma * next_value
+        # a' ~ pi(s'), and a ~ pi(s) for the actor's loss below
+        noise = torch.from_numpy(self.rng.standard_normal((2, len(batch.obs), self.policy.act_size), np.float32))
+        policies, states = (self.theta.detach(), self.theta), (batch.next_obs, batch.obs)
+        (next_actions, next_log_pi), (actions, log_pi) = each(self._act, policies, states, noise)
+
+        # y <- r + gamma ( min_i Q'_i(s', a') - alpha log pi(a'|s') ), or r where the episode ended
+        next_seen = self._seen(batch.next_obs, next_actions)
+        Q_next = each(lambda Q: self._Q(Q, next_seen), self.Q_target)
+        y = batch.rewards + batch.goes_on * self.gamma * (torch.minimum(*Q_next) - self.alpha * next_log_pi)
 
         # Q_1, Q_2: Adam on the mean of (Q_1(s, a) - y)^2 + (Q_2(s, a) - y)^2
-        both = [self._Q(parameters, batch.obs, batch.actions) for parameters in self.Q]
-        critic_loss = torch.stack([((Q - y) ** 2).mean() for Q in both]).sum()
-        _step(self.critic_adam, critic_loss, self.Q)
+        seen, n = self._seen(batch.obs, batch.actions), len(y)
 
-        # pi: Adam on the mean of alpha log pi(a|s) - min_i Q_i(s, a), a ~ pi(s)
-        actions, log_pi = self._act(batch.obs)
-        fixed = [parameters.detach() for parameters in self.Q]
-        actor_loss = (self.alpha * log_pi - self._smaller_Q(fixed, batch.obs, actions)).mean()
-        _step(self.actor_adam, actor_loss, [self.theta])
+        def fit(Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """A critic's loss, and the gradient of it."""
+            layers = list(self.critic.layers(Q.detach()))
+            value, gradients = mlp_with_gradient(seen, layers, "relu", lambda Q, rows: (Q - y[rows]) * (2 / n))
+            return ((value[:, 0] - y) ** 2).mean(), torch.cat([each.reshape(-1) for each in gradients])
+
+        critic_losses, gradients = zip(*each(fit, self.Q), strict=True)
+        _step(self.critic_adam, self.Q, gradients)
+
+        # pi: Adam on the mean of alpha log pi(a|s) - min_i Q_i(s, a)
+        seen = self._seen(batch.obs, actions.detach()).requires_grad_()
+        Q_1, Q_2 = each(lambda Q: self._Q(Q.detach(), seen), self.Q)
+        actor_loss = (self.alpha * log_pi - torch.minimum(Q_1, Q_2)).mean().detach()
+        smaller = (Q_1 < Q_2).float() / n, (Q_1 >= Q_2).float() / n
+        first, second = each(lambda Q, weight: torch.autograd.grad(Q, seen, weight)[0], (Q_1, Q_2), smaller)
+        slope = (first + second)[:, -self.policy.act_size :] / self.scale  # of min_i Q_i in the actions
+        outputs, weights = (self.alpha * log_pi.mean(), actions), (None, -slope)
+        _step(self.actor_adam, [self.theta], torch.autograd.grad(outputs, self.theta, weights))
 
         # log alpha: Adam on the mean of -alpha ( log pi(a|s) + H )
         entropy = -log_pi.detach().mean()
-        _step(self.alpha_adam, self.log_alpha.exp() * (entropy - self.target_entropy), [self.log_alpha])
+        loss = self.log_alpha.exp() * (entropy - self.target_entropy)
+        _step(self.alpha_adam, [self.log_alpha], torch.autograd.grad(loss, self.log_alpha))
 
         # Q'_i <- Q'_i + tau (Q_i - Q'_i), every few updates
         if self.updates % self.target_every == 0:
@@ -154,32 +176,26 @@ class SAC:
                 slow.lerp_(fast.detach(), self.target_tau)
         self.updates += 1
         return {
-            "critic_loss": float(critic_loss.detach()),
-            "actor_loss": float(actor_loss.detach()),
+            "critic_loss": float(sum(critic_losses)),
+            "actor_loss": float(actor_loss),
             "entropy": float(entropy),
             "temperature": self.alpha,
         }
 
-    def _act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _act(self, theta: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [n, act] of pi, and log pi [n] of them in units of the bounds."""
-        noise = torch.from_numpy(self.rng.standard_normal((len(obs), self.policy.act_size), np.float32))
-        actions, log_pi = self.policy.sample(self.theta, obs, noise)
+        actions, log_pi = self.policy.sample(theta, obs, noise)
         return actions, log_pi + self.log_scale
 
-    def _Q(self, parameters: torch.Tensor, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:  # noqa: N802
-        """Q(s, a) [n] of a critic."""
+    def _seen(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """What the critics see of (s, a) [n, obs + act]: actions are in units of the bounds."""
         normaliser = self.policy.normaliser
-        seen = obs if normaliser is None else torch.from_numpy(normaliser(obs.numpy()))
-        centre, scale = (torch.as_tensor(each, dtype=obs.dtype) for each in (self.policy.centre, self.policy.scale))
-        inputs = torch.cat([seen, (actions - centre) / scale], dim=-1)
-        return mlp(inputs, list(self.critic.layers(parameters)), "relu").squeeze(-1)
+        obs = obs if normaliser is None else torch.from_numpy(normaliser(obs.numpy()))
+        return torch.cat([obs, (actions - self.centre) / self.scale], dim=-1)
 
-    def _smaller_Q(  # noqa: N802
-        self, critics: Sequence[torch.Tensor], obs: torch.Tensor, actions: torch.Tensor
-    ) -> torch.Tensor:
-        """The smaller of the critics' Q(s, a) [n]."""
-        first, second = (self._Q(parameters, obs, actions) for parameters in critics)
-        return torch.minimum(first, second)
+    def _Q(self, parameters: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:  # noqa: N802
+        """Q(s, a) [n] of a critic."""
+        return mlp(seen, list(self.critic.layers(parameters)), "relu").squeeze(-1)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly, but for the generator, which is its owner's."""
@@ -218,8 +234,8 @@ def random_actions(policy: SquashedGaussianPolicy) -> Float32:
     return parameters
 
 
-def _step(adam: torch.optim.Adam, loss: Any, parameters: Sequence[torch.Tensor]) -> None:
-    """One step of Adam on the loss."""
-    for each, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+def _step(adam: torch.optim.Adam, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """One step of Adam."""
+    for each, gradient in zip(parameters, gradients, strict=True):
         each.grad = gradient
     adam.step()

@@ -37,11 +37,11 @@ class SACTrue:
     def iterate(self, budget: YardstickBudget) -> Metrics:
         """Collect and learn by turns."""
         metrics: Metrics = {}
-        with workers():
+        with workers() as pool:
             while budget.trajectories_left:
                 behaviour = self.sac.collect(budget, 1)
                 self.sac.replay.add(behaviour, budget.true_rewards(behaviour).astype(np.float32))
-                metrics = self.sac.learn(int(behaviour.lengths.sum()))
+                metrics = self.sac.learn(int(behaviour.lengths.sum()), pool.map)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

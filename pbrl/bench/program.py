@@ -128,7 +128,7 @@ def measure_sac(cfg: DictConfig, path: Path) -> None:
         {
             "what": what,
             "updates_per_second": round(statistics.median(measured), 1),
-            "pbrl_is_faster_by": round(ratio(speeds[sac.OURS], measured), 3),
+            "pbrl_is_faster_by": round(ratio(speeds[what.replace(sac.THEIRS, sac.OURS)], measured), 3),
         }
         for what, measured in speeds.items()
     ]

@@ -1,7 +1,7 @@
 """How long an update of soft actor-critic takes, compared with one of Stable-Baselines3's.
 
-Both have networks and minibatches of the same size, and draw steps of random numbers from a buffer. Ours learns on one
-thread, as in a run; theirs is measured on one, and on as many as there are.
+Both have networks and minibatches of the same size, and draw steps of random numbers from a buffer. Each is measured on
+one thread, and on as many as there are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pbrl.simulation.vector  # noqa: F401  # registers the environments
 from pbrl.bench.learning import random_experience
 from pbrl.run.training import build_agent
 from pbrl.simulation.simulator import Simulator
+from pbrl.threads import workers
 
 Contender = Callable[[], float]  # works once, returns updates per second
 OURS, THEIRS = "pbrl", "Stable-Baselines3"
@@ -57,8 +58,9 @@ def contenders(
             theirs.replay_buffer.add(seen[step], seen[step + 1], done[step], reward, np.zeros(1), [{}])
 
     def learn() -> None:
-        for _ in range(updates):
-            ours.update(ours.replay.sample(ours.batch_size, ours.rng))
+        with workers() as pool:
+            for _ in range(updates):
+                ours.update(ours.replay.sample(ours.batch_size, ours.rng), pool.map)
 
     def learn_as_sb3() -> None:
         theirs.train(gradient_steps=updates, batch_size=theirs.batch_size)
@@ -72,7 +74,8 @@ def contenders(
 
         return run
 
-    found = {OURS: per_second(learn, 1), f"{THEIRS}, 1 thread": per_second(learn_as_sb3, 1)}
-    if simulator.threads > 1:
-        found[f"{THEIRS}, {simulator.threads} threads"] = per_second(learn_as_sb3, simulator.threads)
-    return found
+    return {
+        f"{who}, {n} {'thread' if n == 1 else 'threads'}": per_second(work, n)
+        for n in sorted({1, simulator.threads})
+        for who, work in ((OURS, learn), (THEIRS, learn_as_sb3))
+    }

@@ -1,6 +1,7 @@
 """SAC: targets, losses and temperature by hand, the buffer of steps, and that it learns a task known in closed form."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -186,6 +187,15 @@ def test_saved_and_loaded_it_goes_on_the_same():
     np.testing.assert_array_equal(sac.parameters, again.parameters)
 
 
+def test_the_same_bits_on_any_number_of_threads():
+    alone, together, batch = make(), make(), batch_of()
+    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in range(3):
+            assert alone.update(batch) == together.update(batch, pool.map)
+    np.testing.assert_array_equal(alone.parameters, together.parameters)
+    assert all(torch.equal(one, other) for one, other in zip(alone.Q, together.Q, strict=True))
+
+
 def test_it_learns_where_the_reward_is():
     """The reward is the closeness of the action, in units of its bounds, to a target: one step is all there is."""
     sac = make(actor_learning_rate=1e-2, critic_learning_rate=1e-2, gamma=0.0, initial_temperature=0.01)
@@ -280,7 +290,7 @@ def test_a_saved_buffer_goes_on_the_same_and_each_step_is_stored_once(tmp_path, 
 
 def test_the_first_trajectories_are_random_and_updates_follow_the_collected_steps(monkeypatch):
     sac, updates = make(), []
-    monkeypatch.setattr(sac, "update", lambda batch: updates.append(len(batch.obs)) or {"critic_loss": 1.0})
+    monkeypatch.setattr(sac, "update", lambda batch, _: updates.append(len(batch.obs)) or {"critic_loss": 1.0})
     assert sac.learn(100) == {}  # nothing to learn from
     budget = StubBudget()
     for _ in range(3):

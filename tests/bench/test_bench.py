@@ -306,9 +306,7 @@ def test_the_program_writes_its_tables(
     hours = {row["agent"]: row["hours"] for row in rows_of(tmp_path / "runs/bench/figure.csv")}
     assert hours == {"ncrs": "5.0", "zpg": "5.0", "dpo": "5.0", "all": "15.0"}
     assert [(row["what"], row["updates_per_second"]) for row in rows_of(tmp_path / "runs/bench/sac.csv")] == [
-        ("pbrl", "3.0"),
-        ("Stable-Baselines3, 1 thread", "3.0"),
-        ("Stable-Baselines3, 2 threads", "3.0"),
+        (f"{who}, {threads}", "3.0") for threads in ("1 thread", "2 threads") for who in ("pbrl", "Stable-Baselines3")
     ]
     out = " ".join(capsys.readouterr().out.split())
     assert "cheetah_run: 4 policies, different everywhere, take 1.00 times as long as one" in out
