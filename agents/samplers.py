@@ -50,9 +50,9 @@ class Round:
         """Pairs of clips of two trajectories each, uniformly."""
         first = self.rng.integers(len(self.pool), size=n)
         second = (first + self.rng.integers(1, len(self.pool), size=n)) % len(self.pool)
-        return Pairs(first=self._clips(first), second=self._clips(second), steps=self.steps)
+        return Pairs(first=self.clips(first), second=self.clips(second), steps=self.steps)
 
-    def _clips(self, rows: Int64) -> Clips:
+    def clips(self, rows: Int64) -> Clips:
         """A clip of each of these trajectories, that begins anywhere: it ends at the latest where the episode does."""
         if self.steps is None:
             return Clips(trajectory=self.pool.number[rows], step=np.zeros(len(rows), np.int64))
@@ -96,13 +96,13 @@ class Sampler(Protocol):
 
 
 class Disjoint:
-    """Random pairs in which no trajectory is twice, as long as there are any; of whole trajectories."""
+    """Random pairs in which no trajectory is twice, as long as there are any."""
 
     def choose(self, this: Round) -> Pairs:
         """M pairs."""
-        if this.steps is not None:
-            raise ValueError("the sampler `disjoint` compares whole trajectories: it needs clip_steps=null")
-        return at_random(this.pool, this.M, this.rng)
+        pairs = at_random(this.pool, this.M, this.rng)
+        first, second = (this.clips(this.pool.rows(each.trajectory)) for each in (pairs.first, pairs.second))
+        return Pairs(first=first, second=second, steps=this.steps)
 
 
 class Uniform:

@@ -6,7 +6,8 @@
 For the search agents, a fractional factorial design: 16 runs, each with its own seed, in which every choice is made
 both ways equally often, against all others. So each of the 16 runs speaks about every choice, and an effect is the
 difference of two means of 8 runs. On the walker, whose physics is seven times as dear, which of the two agents it is
-is one more choice. The gradient agents differ from their defaults in one choice at a time.
+is one more choice. What lets PPO-RLHF learn well is a design of the same kind, with seeds of its own; apart from it, the
+gradient agents differ from their defaults in one choice at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ EXPLORATION = {  # of the search agents while they collect
     "std 0.3": ["agent.policy.initial_log_std=-1.2"],
     "std 1": ["agent.policy.initial_log_std=0.0"],
 }
+CLIPS = {  # what PPO-RLHF compares
+    "whole trajectories": [],
+    "clips of 500 steps": ["agent.clip_steps=500"],
+    "clips of 200 steps": ["agent.clip_steps=200"],
+    "clips of 50 steps": ["agent.clip_steps=50"],
+}
+OBSERVATIONS = {"as they are": [], "normalised": ["normalise_observations=true"]}
+MINIBATCHES = {"10 minibatches, lr 3e-4": [], "64 minibatches, lr 6e-4": ["ppo@agent.ppo=minibatches"]}
+PAIRS_KEPT = {"of 10 iterations": [], "all": ["agent.reward_model.buffer_iterations=null"]}
 ONE_AT_A_TIME = {
     "dpo": {
         "default": [],
@@ -87,6 +97,20 @@ def factorial(env: str, agents: list[str]) -> Iterator[Job]:
         yield Job(f"{' and '.join(agents)} on {env}", env, agent, f"f{n:02d}", n, ITERATIONS[env], overrides, levels)
 
 
+def reward_factorial() -> Iterator[Job]:
+    """What lets PPO-RLHF learn well: two bits choose the clips, one each the observations and the minibatches."""
+    for n, (a, b, c, d) in enumerate(itertools.product((0, 1), repeat=4)):
+        clips = list(CLIPS)[2 * a + b]
+        observations, minibatches = list(OBSERVATIONS)[c], list(MINIBATCHES)[d]
+        members, kept = ("1", "3")[a ^ c ^ d], list(PAIRS_KEPT)[b ^ c ^ d]
+        levels = {"compared": clips, "observations": observations, "PPO": minibatches, "members": members}
+        overrides = [*CLIPS[clips], *OBSERVATIONS[observations], *MINIBATCHES[minibatches], *PAIRS_KEPT[kept]]
+        overrides.append(f"agent.reward_model.members={members}")
+        levels["pairs kept"] = kept
+        name, study = f"r{n:02d}", "what lets ppo_rlhf learn on cheetah_run"
+        yield Job(study, "cheetah_run", "ppo_rlhf", name, 2000 + n, 41, overrides, levels)
+
+
 def jobs() -> Iterator[Job]:
     """All runs."""
     yield from factorial("cheetah_run", ["ncrs"])
@@ -96,6 +120,7 @@ def jobs() -> Iterator[Job]:
         for seed, (name, overrides) in itertools.product(range(2), variants.items()):
             iterations = {"dpo": 41, "ppo_rlhf": 31}[agent]
             yield Job(f"{agent} on cheetah_run", "cheetah_run", agent, name, seed, iterations, overrides)
+    yield from reward_factorial()
 
 
 def run(job: Job, root: Path) -> None:

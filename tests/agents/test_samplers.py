@@ -125,7 +125,7 @@ def test_the_first_round_is_uniform(name, pool_of_threads):
     assert as_rows(chosen) == as_rows(Uniform().choose(round_of(pool_of_threads, asked=0)))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "disjoint"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("questions", [1, 7])
 def test_as_many_questions_as_are_wanted(name, questions, pool_of_threads):
     chosen = sampler(name).choose(round_of(pool_of_threads, questions=questions))
@@ -139,11 +139,13 @@ def test_whole_trajectories(name, pool_of_threads):
     assert len(chosen) == M
 
 
-def test_disjoint_pairs_are_of_whole_trajectories(pool_of_threads):
-    chosen = sampler("disjoint").choose(round_of(pool_of_threads, steps=None))
+@pytest.mark.parametrize("steps", [None, 3])
+def test_disjoint_pairs_have_no_trajectory_twice(steps, pool_of_threads):
+    chosen = sampler("disjoint").choose(round_of(pool_of_threads, steps=steps))
+    assert chosen.steps == steps
     assert len({*chosen.first.trajectory.tolist(), *chosen.second.trajectory.tolist()}) == 2 * M
-    with pytest.raises(ValueError, match="needs clip_steps=null"):
-        sampler("disjoint").choose(round_of(pool_of_threads))
+    begins = {*chosen.first.step.tolist(), *chosen.second.step.tolist()}
+    assert begins == {0} if steps is None else len(begins) > 1
 
 
 # Candidates
