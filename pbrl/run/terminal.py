@@ -28,6 +28,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "miniters": 1}
             options |= {"bar_format": _LINE, "leave": True, "desc": name or options.get("desc")}
         super().__init__(*arguments, **options)
+        if self.in_lines:
+            self._instances.discard(self)  # a message would have tqdm show every bar again
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Show the bar as it is."""
@@ -43,7 +45,6 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         elif not self.disable:
             self.display()
             self.disable: bool = True
-            self._decr_instances(self)
 
 
 class Messages(logging.Handler):
