@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute  # "cast" would import it in the seconds of the first question
 import pyarrow.parquet as pq
 
 from pbrl.run.checkpoint import CheckpointError
