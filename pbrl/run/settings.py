@@ -186,8 +186,9 @@ def suggest(arguments: Sequence[str], groups: Collection[str]) -> None:
             continue
         for value in values.split(","):
             if value not in (offered := choices(group, folders)) and value != "null" and value.isidentifier():
-                near = difflib.get_close_matches(value, offered, n=5, cutoff=0.5) or offered
-                raise ConfigurationError(f"there is no {group} {value!r}; did you mean {', '.join(near)}?")
+                near = difflib.get_close_matches(value, offered, n=5, cutoff=0.5)
+                hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(offered)}"
+                raise ConfigurationError(f"there is no {group} {value!r}; {hint}")
 
 
 def composition_message(error: Exception, arguments: Sequence[str], program: str) -> str:

@@ -72,7 +72,7 @@ def test_help_shows_the_settings_of_what_is_chosen() -> None:
         ("pbrl.audit", ["run=/nowhere"], "/nowhere/preferences holds no comparisons"),
         ("pbrl.bench", ["tasks=[foo]"], "there is no task 'foo' in DM Control's suite"),
         ("pbrl.ridge", ["experiment.sed=1"], "experiment.sed: unknown setting; did you mean experiment.seed?"),
-        ("pbrl.finetune", ["method=foo"], "there is no method 'foo'; did you mean mezo"),
+        ("pbrl.finetune", ["method=foo"], "there is no method 'foo'; there are mezo"),
         ("pbrl.finetune", ["iteratons=3"], "iteratons: unknown setting; did you mean iterations?"),
     ],
 )

@@ -59,8 +59,9 @@ def find(name: str, make: Callable[[], Any] | None = None) -> str | Task:
     if make is not None:
         return Task(name, make)
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=5, cutoff=0.5) or sorted(NAMES)
-        raise UnknownTaskError(f"there is no task {name!r} in DM Control's suite; did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(name, NAMES, n=5, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(NAMES))}"
+        raise UnknownTaskError(f"there is no task {name!r} in DM Control's suite; {hint}")
     return name
 
 
