@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from PIL import Image, ImageSequence
+from PIL import Image, ImageColor, ImageSequence
 from safetensors.numpy import save_file
 
 from pbrl import load
@@ -167,6 +167,15 @@ def test_a_pair_is_answered_by_the_runs_teacher(run: Path, studio: Studio, capsy
     assert len(studio.rewards) == 2 * (STEPS // 4 + 1)
     assert (run / "pair.gif").exists()
     assert not (run / "play.gif").exists()
+
+
+def test_a_gif_shows_in_colour_what_the_teacher_prefers(tmp_path: Path) -> None:
+    sky = Image.fromarray(np.random.default_rng(0).integers(0, [30, 60, 120], (240, 320, 3)).astype(np.uint8))
+    frame = video.caption(video.caption(sky, ["B   5.00 s"], video.PREFERRED), ["the teacher prefers B"])
+    video.write(tmp_path / "pair.gif", [frame] * 3, seconds=0.04, title="")
+    with Image.open(tmp_path / "pair.gif") as film:
+        colours = {colour for _, colour in film.convert("RGB").getcolors(2**24)}
+    assert ImageColor.getrgb(video.PREFERRED) in colours
 
 
 def test_what_was_learnt_is_the_first_policy_beside_the_best(run: Path, studio: Studio) -> None:
