@@ -89,7 +89,8 @@ def serve(options: argparse.Namespace) -> None:
                 "can read it: nothing is encrypted. Without --host, only this machine is served; from another one, "
                 f"ssh -L {port}:127.0.0.1:{port} leads here safely."
             )
-        print(f"{len(desk.runs())} runs below {folder} ask questions; new ones are noticed. The page is at")
+        asking = "1 run asks" if len(desk.runs()) == 1 else f"{len(desk.runs())} runs ask"
+        print(f"{asking} questions below {folder}; new ones are noticed. The page is at")
         print(f"\n    {address}?token={token}\n", flush=True)
         if options.browser:
             webbrowser.open(f"{address}?token={token}")

@@ -135,7 +135,7 @@ def _write_gif(path: Path, frames: Iterator[Image.Image], seconds: float, title:
     palette = strip.quantize(124)  # one for all frames, so that what does not move takes no room
     ground, green = (np.array(ImageColor.getrgb(each)) for each in (GROUND, PREFERRED))
     shades = [ground + (green - ground) * part // 4 for part in (1, 2, 3, 4)]  # of a few letters: chosen by none
-    palette.putpalette([*palette.getpalette()[:372], *np.concatenate(shades).tolist()])
+    palette.putpalette([*(palette.getpalette() or [])[:372], *np.concatenate(shades).tolist()])
     images = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in pictures]
     ends = np.round(100 * seconds * np.arange(len(images) + 1))  # a GIF's clock ticks in hundredths of a second
     durations = (10 * np.diff(ends)).astype(int).tolist()
