@@ -43,7 +43,7 @@ from pbrl.run.job import ALREADY_FINISHED, FINISHED, in_sweep, owns_terminal, ru
 from pbrl.run.mirrors import mirrors
 from pbrl.run.questions import QuestionsError
 from pbrl.run.record import RecordError, columns, read
-from pbrl.run.settings import ConfigurationError, check, composition_message, suggest
+from pbrl.run.settings import ConfigurationError, check, composition_message, plain_settings, suggest
 from pbrl.run.terminal import log_messages, say
 from pbrl.run.training import TrainingRun
 from pbrl.simulation import native, tasks
@@ -67,16 +67,11 @@ def train(overrides: Sequence[str] = ()) -> Path:
 def compose_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """All settings of a run, given those that differ from conf/train.yaml."""
     suggest(overrides, GROUPS)
-    before = HydraConfig.instance().cfg
     try:
         with initialize_config_module("conf"):
-            cfg = compose("train", list(overrides), return_hydra_config=True)
-        HydraConfig.instance().set_config(cfg)  # in which the names of agent, task and teacher are
-        return plain(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+            return plain_settings(compose("train", list(overrides), return_hydra_config=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(composition_message(error, overrides, "train")) from None
-    finally:
-        HydraConfig.instance().cfg = before
 
 
 def train_to_end(settings: Mapping[str, Any], sweep_folder: Path | None = None) -> str:

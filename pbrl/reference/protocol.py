@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pbrl.report.provenance import teacher_name
-from pbrl.run.settings import ConfigurationError, check, choices, digest
+from pbrl.run.settings import ConfigurationError, check, choices, digest, plain_settings
 
 GROUPS = {"agents": "agent", "tasks": "env", "teachers": "oracle"}
 ALWAYS = ("threads=1", "wandb.mode=disabled")  # of every reference run
@@ -83,19 +82,11 @@ def part_runs(part: Mapping[str, Any], folder: str) -> Iterator[PlannedRun]:
 
 def train_settings(overrides: Sequence[str], seed: int, root: str) -> dict[str, Any]:
     """The settings that `pbrl.train` would have with these overrides and this seed, and a folder below `root`."""
-    cfg = composed(tuple(overrides))
-    hydra = HydraConfig.instance()
-    before = hydra.cfg
-    try:
-        hydra.set_config(cfg)
-        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-        settings: Any = OmegaConf.to_container(own, resolve=True)
-    finally:
-        hydra.cfg = before
+    settings = plain_settings(composed(tuple(overrides)))
     folder = f"{root}/{settings['env']['name']}/{settings['name']}/{settings['choices']['oracle']}/seed_{seed}"
     settings |= {"seed": seed, "folder": folder}
     check(settings)
-    return dict(settings)
+    return settings
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from pbrl.run.folder import lock
 from pbrl.run.record import RecordError
 from pbrl.run.settings import ConfigurationError, differences
 from pbrl.run.signals import Stopped, catch_signals
+from pbrl.run.terminal import say
 
 
 class Results:
@@ -217,9 +218,3 @@ def time_left(waiting: Sequence[PlannedRun], active: Sequence[Job], results: Res
     """How long the rest takes, in words."""
     left = hours([*waiting, *(job.run for job in active)], results.every(), workers)
     return "how long the rest takes is not known yet" if left is None else f"about {left:.1f} hours are left"
-
-
-def say(line: str) -> None:
-    """Print a line above the progress bar."""
-    tqdm.write(line)
-    sys.stdout.flush()

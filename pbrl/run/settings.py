@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
 from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import conf
 
@@ -34,7 +35,7 @@ LARGEST = 1e30  # number that a setting may have, so that nothing overflows befo
 
 # What the runner offers to the class of a node, beside the node's own settings.
 OFFERED = {
-    "agent": ("policy", "rng", "trajectories", "pairs", "iterations", "action_bounds"),
+    "agent": ("policy", "rng", "trajectories", "pairs", "iterations"),
     "agent.policy": ("obs_size", "act_size", "action_bounds"),
     "oracle": ("rng", "folder"),
     "method": ("parameters", "seed", "threads"),
@@ -215,6 +216,22 @@ def _paths(node: Any, path: str = "") -> list[str]:
     if not isinstance(node, Mapping):
         return [path]
     return [path, *(each for key, value in node.items() for each in _paths(value, f"{path}.{key}".lstrip(".")))]
+
+
+# Settings of a run
+
+
+def plain_settings(cfg: DictConfig) -> dict[str, Any]:
+    """A configuration that Hydra composed, its own node `hydra` included, as plain settings without that node."""
+    hydra = HydraConfig.instance()
+    before = hydra.cfg
+    try:
+        hydra.set_config(cfg)  # in which the names of agent, task and teacher are
+        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+        settings: Any = OmegaConf.to_container(own, resolve=True)
+    finally:
+        hydra.cfg = before
+    return dict(settings)
 
 
 # Checks

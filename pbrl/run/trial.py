@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pbrl.run import sweep
 from pbrl.run.job import stop_signal
 from pbrl.run.record import RecordError, Row, read
+from pbrl.run.settings import plain_settings
 from pbrl.run.terminal import say
 from pbrl.run.training import TrainingRun, task_of
 from pbrl.simulation.simulator import Simulator
@@ -69,17 +69,10 @@ class Cost(Callback):
 
 def job_settings(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """The settings of a job of the sweep, with its share of the cores."""
-    loader, hydra = GlobalHydra.instance().config_loader(), HydraConfig.instance()
-    before = hydra.cfg
-    try:
-        cfg = loader.load_sweep_config(config, list(overrides))
-        hydra.set_config(cfg)
-        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-        settings: Any = OmegaConf.to_container(own, resolve=True)
-    finally:
-        hydra.cfg = before
+    loader = GlobalHydra.instance().config_loader()
+    settings = plain_settings(loader.load_sweep_config(config, list(overrides)))
     settings["threads"] = settings["threads"] or threads_of_a_job(config.hydra.launcher, cores())
-    return dict(settings)
+    return settings
 
 
 def jobs_at_a_time(launcher: Mapping[str, Any]) -> int:
