@@ -8,7 +8,7 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms":
 
     V  the critic        c  critic_weight        eps  clip_range
 
-Networks, advantages, loss and file format are SB3's. Ours: the actor is a `GaussianPolicy`, it and the critic have a
+Networks, advantages and loss are SB3's. Ours: the actor is a `GaussianPolicy`, it and the critic have a
 learning rate each, the buffer is filled at once, and all randomness is from the generator given.
 """
 
@@ -31,7 +31,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from agents.reward_model import linear_layers, orthogonal
 from pbrl.network import mlp
 from pbrl.policy import GaussianPolicy
-from pbrl.types import Behaviour, Float32, Float64, Metrics
+from pbrl.types import Behaviour, Float32, Metrics
 
 # What SB3 calls the metrics of an update, and what we do.
 METRICS = {
@@ -44,10 +44,7 @@ METRICS = {
 
 
 class PPO:
-    """Actor and critic. SB3's networks hold the parameters; the policy's flat vector is read off them.
-
-    action_bounds: low and high [act] of the task's actions, for SB3's file; -1 and 1 if None.
-    """
+    """Actor and critic. SB3's networks hold the parameters; the policy's flat vector is read off them."""
 
     def __init__(
         self,
@@ -69,7 +66,6 @@ class PPO:
         gradient_steps: int,
         max_gradient_norm: float,
         adam_epsilon: float,
-        action_bounds: tuple[Float64, Float64] | None = None,
     ) -> None:
         for name, count in (
             ("warmup_updates", warmup_updates),
@@ -99,10 +95,9 @@ class PPO:
             device="cpu",
             _init_setup_model=False,
         )
-        # The spaces of pbrl.simulation.vector: SB3 compares them with an environment's, and clips actions to them.
+        # Of these spaces, only the sizes matter here.
         self.sb3.observation_space = Box(-np.inf, np.inf, (policy.obs_size,), np.float64)
-        low, high = action_bounds or (np.full(policy.act_size, -1.0), np.full(policy.act_size, 1.0))
-        self.sb3.action_space = Box(low, high, dtype=np.float64)
+        self.sb3.action_space = Box(-1.0, 1.0, (policy.act_size,), np.float64)
         self.sb3.n_envs = 1
         self.sb3._setup_model()
         self.sb3.set_logger(Logger(folder=None, output_formats=[]))

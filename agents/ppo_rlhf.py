@@ -25,7 +25,7 @@ from agents.samplers import Questions, Sampler
 from pbrl.ledger import Budget
 from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Behaviour, Float32, Float64, Metrics
+from pbrl.types import Behaviour, Float32, Metrics
 
 
 class PPORLHF:
@@ -46,11 +46,10 @@ class PPORLHF:
         questions_in_all: int | None,
         schedule: Literal["constant", "falling", "rising"],
         iterations: int | None = None,
-        action_bounds: tuple[Float64, Float64] | None = None,
     ) -> None:
         self.policy, self.rng, self.standardise, self.pool = policy, rng, standardise, pool
         self.reward_model = reward_model(obs_size=policy.obs_size, act_size=policy.act_size, rng=rng)
-        self.ppo = ppo(policy=policy, rng=rng, action_bounds=action_bounds)
+        self.ppo = ppo(policy=policy, rng=rng)
         self.questions = Questions(
             sampler=sampler,
             clip_steps=clip_steps,

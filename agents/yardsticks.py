@@ -17,7 +17,7 @@ from agents.sac import SAC
 from pbrl.ledger import YardstickBudget
 from pbrl.policy import Policy
 from pbrl.threads import workers
-from pbrl.types import Float32, Float64, Metrics
+from pbrl.types import Float32, Metrics
 
 
 class SACTrue:
@@ -65,10 +65,9 @@ class PPOTrue:
         ppo: Callable[..., PPO],
         standardise: bool,
         yardstick: Literal[True],
-        action_bounds: tuple[Float64, Float64] | None = None,
     ) -> None:
         self.policy, self.rng, self.standardise, self.yardstick = policy, rng, standardise, yardstick
-        self.ppo = ppo(policy=policy, rng=rng, action_bounds=action_bounds)
+        self.ppo = ppo(policy=policy, rng=rng)
 
     @property
     def parameters(self) -> Float32:

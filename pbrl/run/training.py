@@ -94,7 +94,7 @@ class TrainingRun:
         network.compile_activations()
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """One iteration; what came of it."""
+        """One iteration; its metrics."""
         agent, ledger, seconds = self.agent, self.ledger, {}
         self.best = self.best_on_schedule
         budget = ledger.open_iteration(iteration)
@@ -133,7 +133,7 @@ class TrainingRun:
         return {"iteration": iteration, **ledger.iteration_metrics(), **metrics, **ledger.counts(), **timed}
 
     def diverged(self, iteration: int) -> DivergedError:
-        """What to raise when the policy's parameters are numbers no more."""
+        """What to raise when the policy's parameters are no longer finite."""
         return DivergedError(
             f"{self.folder}: in iteration {iteration} the policy's parameters became infinite or not a number: "
             "the learner has diverged. Give it a smaller step or learning rate, under another name=...",
@@ -163,13 +163,13 @@ class TrainingRun:
             self.save_policy(self.folder / KEPT["best"], self.best["iteration"], self.best["parameters"])
 
     def save_policy(self, path: Path, iteration: int, parameters: Float32 | None = None) -> None:
-        """Write a policy's parameters, None for the current ones, and what they are of."""
+        """Write a policy's parameters, None for the current ones, with its task and sizes."""
         if parameters is None:
             parameters = self.policy.folded(self.agent.parameters)
         save_policy(path, parameters, **self.about_policy(), iteration=str(iteration))
 
     def about_policy(self) -> dict[str, str]:
-        """What a policy's parameters are of."""
+        """Task and sizes of the policy, for its file."""
         return {"task": self.simulator.task, "sizes": " ".join(str(size) for size in self.policy.sizes)}
 
     def without_last_evaluation(self, row: Row) -> Row:
@@ -242,7 +242,7 @@ def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: An
     policy = build_policy(node["policy"], simulator, allow=allow)
     if settings["normalise_observations"]:
         policy.normaliser = Normaliser(simulator.obs_size)
-    agent: Agent = build(node, allow=allow, policy=policy, action_bounds=simulator.action_bounds, **offered)
+    agent: Agent = build(node, allow=allow, policy=policy, **offered)
     return agent
 
 
