@@ -18,10 +18,7 @@ class Confidence:
     def __init__(self, *, link: str, scale: float, rng: np.random.Generator) -> None:
         if not scale > 0:
             raise ValueError(f"the scale of the confidence must be positive, not {scale}")
-        known = {name: value for name, value in vars(links).items() if isinstance(value, links.Link)}
-        if link not in known:
-            raise ValueError(f"link must be one of {', '.join(known)}, not {link!r}")
-        self.sigma, self.scale, self.rng = known[link], scale, rng  # rng: not used, but every oracle gets one
+        self.sigma, self.scale, self.rng = links.by_name(link), scale, rng  # rng: not used, but every oracle gets one
 
     def compare(self, difference: NDArray[np.floating], *, votes: int = 1) -> Float64:
         """The sum of so many equal scores for each f(x) - f(y) [...]."""

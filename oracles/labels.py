@@ -19,10 +19,7 @@ class Labels:
     def __init__(self, *, link: str, scale: float, rng: np.random.Generator) -> None:
         if not scale > 0:
             raise ValueError(f"the scale of the labels must be positive, not {scale}")
-        known = {name: value for name, value in vars(links).items() if isinstance(value, links.Link)}
-        if link not in known:
-            raise ValueError(f"link must be one of {', '.join(known)}, not {link!r}")
-        self.sigma, self.scale, self.rng = known[link], scale, rng
+        self.sigma, self.scale, self.rng = links.by_name(link), scale, rng
 
     def compare(self, difference: NDArray[np.floating], *, votes: int = 1) -> Int64:
         """The sum of so many answers, each in {-1, +1}, to each f(x) - f(y) [...]."""

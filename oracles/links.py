@@ -42,3 +42,11 @@ class Link:
 logistic = Link(expit, lambda t: np.tanh(t / 2), derivative_at_zero=1 / 4, r=3.8)  # Bradley-Terry
 probit = Link(ndtr, lambda t: erf(t / sqrt(2)), derivative_at_zero=1 / sqrt(2 * pi), r=2.4)  # Thurstone
 arctan = Link(lambda u: 0.5 + np.arctan(u) / pi, lambda t: np.arctan(t) * (2 / pi), derivative_at_zero=1 / pi, r=2.3)
+
+
+def by_name(name: str) -> Link:
+    """One of the three above."""
+    known = {"logistic": logistic, "probit": probit, "arctan": arctan}
+    if name not in known:
+        raise ValueError(f"link must be one of {', '.join(known)}, not {name!r}")
+    return known[name]

@@ -33,10 +33,10 @@ INCIDENTAL = (
 @functools.cache
 def presets() -> dict[str, dict[str, Any]]:
     """Every preset of an agent and an oracle by name, and under "train" the settings beside them."""
-    offered = {group: [name for name in run_settings.choices(group) if not name.startswith("_")] for group in GROUPS}
+    offered = [run_settings.choices(group) for group in GROUPS]
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     with initialize_config_module("conf"):
-        for pair in zip_longest(*offered.values()):
+        for pair in zip_longest(*offered):
             chosen = {group: name for group, name in zip(GROUPS, pair, strict=True) if name is not None}
             cfg = compose("train", overrides=[f"{group}={name}" for group, name in chosen.items()])
             for group, name in chosen.items():

@@ -6,7 +6,6 @@ one folder is a reason to leave out that folder, never the end of a report.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pyarrow import json
 
 from pbrl.report.provenance import teacher_name, upgrade
 from pbrl.report.text import label, printable
+from pbrl.run.files import ASIDE as ASIDE
 from pbrl.run.folder import read_settings
 from pbrl.run.record import RecordError, columns, read
 from pbrl.run.settings import ConfigurationError
@@ -33,7 +33,6 @@ LARGEST = 1e15  # a larger number in a record is not a measurement
 MAXIMUM_REWARD = 1.0  # of a control step, in every task of DM Control
 STEPS = 1000  # of an episode, unless env.steps says otherwise
 YARDSTICK = " (yardstick)"  # behind the names of those that learn from the true reward
-ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the earlier run as seed_0~1
 
 
 @dataclass(frozen=True)

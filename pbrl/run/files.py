@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
+
+ASIDE = re.compile(r"~\d+$")  # what `unused_name` adds to a folder: `resume=false` keeps the earlier run as seed_0~1
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -39,6 +42,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def unused_name(path: Path) -> Path:
-    """A name to keep a file or folder aside: with ~1 before its suffix, or the first number that is not in use."""
-    names = (path.with_name(f"{path.stem}~{number}{path.suffix}") for number in range(1, 1_000_000))
+    """A name to keep a file or folder aside: with ~1 before a file's suffix, or the first number that is not in use."""
+    stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
+    names = (path.with_name(f"{stem}~{number}{suffix}") for number in range(1, 1_000_000))
     return next(name for name in names if not name.exists())

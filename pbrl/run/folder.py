@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from pbrl.run.files import write_atomically
+from pbrl.run.files import unused_name, write_atomically
 from pbrl.run.settings import ConfigurationError, differences, digest
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def prepare(settings: Mapping[str, Any]) -> None:
 
     folder = Path(settings["folder"])
     if not settings["resume"] and folder.exists():
-        aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}~{n}")).exists())
+        aside = unused_name(folder)
         with lock(folder):
             folder.rename(aside)
         log.info("the run that was there is now %s", aside)

@@ -27,14 +27,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pbrl.run.files import sync_folder, write_atomically
+from pbrl.run.files import ASIDE, sync_folder, write_atomically
 
 FORMAT = 1
 FOLDER, ROUND, PAGE, ANSWERS = "questions", "round.json", "page.txt", "answers.jsonl"
 NAME = re.compile(r"[0-9a-f]{32}")  # of a question, a clip, an answer
 CLIP = re.compile(r"[0-9a-f]{32}\.webp")  # file of a clip
 ANNOTATOR = re.compile(r"[\w .@+-]{1,40}")  # what a person may be called
-ASIDE = re.compile(r"~\d+$")  # `resume=false` keeps the earlier run as seed_0~1
 LARGEST, LONGEST_TEXT = 1_000_000, 500  # bytes of a file or a line, characters
 
 Verdict = Literal["left", "right", "equal", "skip"]
