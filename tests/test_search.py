@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from given_directions import Given
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -15,17 +15,6 @@ from pbrl.search import NCRS, RSGF, Cosine, Directions, MeZO, Rule, Search
 
 RULES: list[Rule] = [NCRS(step=0.3), RSGF(step=0.1, radius=0.01), MeZO(step=0.1, radius=0.01)]
 with_every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-
-
-@dataclass(frozen=True)
-class Given(Directions):
-    """Directions that the test chooses."""
-
-    kind: str = "gaussian"
-    directions: list[Any] = field(default_factory=list)
-
-    def draw(self, rng: Any, shape: Any, dtype: Any) -> Any:  # noqa: ARG002
-        return np.broadcast_to(np.array(self.directions.pop(0), dtype), shape)
 
 
 def build(rule: Rule, x: Any, seed: int, kind: str = "gaussian") -> Search:

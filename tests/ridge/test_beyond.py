@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from given_directions import Given
 from scipy import stats
 
 from oracles.uniform_margin import UniformMargin
@@ -15,17 +15,6 @@ from pbrl.ridge.problem import Ridge, run
 from pbrl.search import NCRS, Directions, Search
 
 X = np.array([1.0, 2.0])
-
-
-@dataclass(frozen=True)
-class Given(Directions):
-    """Directions that the test chooses."""
-
-    kind: str = "gaussian"
-    directions: list[Any] = field(default_factory=list)
-
-    def draw(self, rng: Any, shape: Any, dtype: Any) -> Any:  # noqa: ARG002
-        return np.broadcast_to(np.array(self.directions.pop(0), dtype), shape)
 
 
 def pes(x: Any, directions: Directions, **changes: Any) -> PES:

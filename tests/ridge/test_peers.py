@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from given_directions import Given
 from scipy import stats
 
 from pbrl.ridge.peers import SCOBO, GLDFast, GLDSearch, Saha2021, Saha2025, Wang2025, ZORankSGD
 from pbrl.search import NCRS, RSGF, Directions, MeZO, Search
 
 X = np.array([1.0, 2.0])
-
-
-@dataclass(frozen=True)
-class Given(Directions):
-    """Directions that the test chooses."""
-
-    kind: str = "gaussian"
-    directions: list[Any] = field(default_factory=list)
-
-    def draw(self, rng: Any, shape: Any, dtype: Any) -> Any:  # noqa: ARG002
-        return np.broadcast_to(np.array(self.directions.pop(0), dtype), shape)
 
 
 def make(optimizer: type, x: Any, directions: Directions, **settings: Any) -> Any:
