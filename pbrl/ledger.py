@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Simulator(Protocol):
-    """Who collects: `pbrl.simulation.simulator.Simulator`, or anything else with its `collect`."""
+    """What collects: `pbrl.simulation.simulator.Simulator`, or anything else with its `collect`."""
 
     def collect(
         self,
@@ -53,7 +53,7 @@ class Simulator(Protocol):
 
 
 class PreferenceLog(Protocol):
-    """Who keeps every comparison: `pbrl.run.preference_log.PreferenceLog`."""
+    """What keeps every comparison: `pbrl.run.preference_log.PreferenceLog`."""
 
     def append(self, answers: Answers, /, **about: Any) -> None:
         """Note one question."""

@@ -170,7 +170,7 @@ def _backward(
     spare: Sequence[Tensor],
     sums: Sequence[Tensor],
 ) -> Tensor:
-    """Add a block's gradients to those of W1, b1, W2, b2, ..., if any; the gradient of what the first layer gave."""
+    """Add a block's gradients to those of W1, b1, W2, b2, ..., if any; the gradient of the first layer's output."""
     if sums:
         sums[-2].T.addmm_(d_out, inputs[-1])
         sums[-1].add_(d_out.sum(1))
@@ -218,7 +218,7 @@ def _activate(x: Tensor, activation: Activation) -> None:
 
 
 def _through_activation(d: Tensor, h: Tensor, activation: Activation) -> None:
-    """Multiply gradients d in place by the activation's derivative, known from what it gave: h."""
+    """Multiply gradients d in place by the activation's derivative, which follows from its output h."""
     if activation == "tanh":
         _through_tanh(d.numpy(), h.numpy())
     else:

@@ -85,7 +85,7 @@ class LowRank:
         return (self.base + np.concatenate([*parts, self.log_std], axis=1)).astype(dtype or np.float32)
 
     def folded(self, normaliser: Normaliser | None) -> list[Change]:
-        """The changes to layers of which the first normalises."""
+        """The changes to layers into the first of which the normaliser is folded."""
         if normaliser is None:
             return [*self.layers]
         (U, V, bias), *others = self.layers

@@ -42,7 +42,7 @@ def is_finished(settings: Mapping[str, Any]) -> bool:
 
 
 def what_is_missing(folder: Path, iteration: int, state: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """The names of files that are not those of the run's end, which this state is of."""
+    """The files of a finished run that are missing, or not as its last state says."""
     logged = state["ledger"]["preference_log"] if settings["preference_log"] else None
     whole = {
         loop.RECORD: record.find_problem(folder / loop.RECORD, iteration, state.get("record", ())) is None,

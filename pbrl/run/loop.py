@@ -31,8 +31,8 @@ FORMAT = 2  # of a state; 1: the ledger remembered no trajectories
 class DivergedError(RuntimeError):
     """A learner's numbers have become useless: its run ends here, with the last good state kept.
 
-    iteration: in which it happened, if the work is spoilt: what it was before is in the last checkpoint, and has to be
-    made again from there. None if the work is still what it was before the iteration.
+    iteration: in which it happened, if the state before it is lost: that is made again from the last checkpoint. None
+    if the state is still that before the iteration.
     """
 
     def __init__(self, message: str, iteration: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Work(Protocol):
     ended: str  # why it is over before its last iteration, such as "diverged"; "" otherwise
 
     def iterate(self, iteration: int) -> Mapping[str, float]:
-        """One iteration; what came of it, `iteration` among it."""
+        """One iteration; its metrics, `iteration` among them."""
 
     def headline(self, metrics: Mapping[str, float]) -> str:
         """What the progress bar shows of an iteration."""
@@ -82,8 +82,8 @@ def run(
 ) -> None:
     """Continue from the last checkpoint, if there is one, to the last iteration.
 
-    mirrors: starts those who follow the record at a path. keep_bar: at the end, too. asked_to_stop: the number of a
-    signal sent elsewhere, or 0.
+    mirrors: starts the processes that follow the record at a path. keep_bar: leave the progress bar at the end.
+    asked_to_stop: the number of a signal sent elsewhere, or 0.
     """
     start = load(work)
     if progress_bar or start:  # the folder stands above the bar, where no terminal is too narrow for it

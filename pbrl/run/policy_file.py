@@ -1,4 +1,4 @@
-"""A policy on disk: one flat vector of parameters and what they are of, as safetensors.
+"""A policy on disk: one flat vector of parameters, its task and sizes, as safetensors.
 
 The same policy gives the same bytes: the header is sorted, which the safetensors library does not promise.
 """
