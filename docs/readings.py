@@ -6,8 +6,8 @@
 For the search agents, a fractional factorial design: 16 runs, each with its own seed, in which every choice is made
 both ways equally often, against all others. So each of the 16 runs speaks about every choice, and an effect is the
 difference of two means of 8 runs. On the walker, whose physics is seven times as dear, which of the two agents it is
-is one more choice. What lets PPO-RLHF learn well is a design of the same kind, with seeds of its own; apart from it, the
-gradient agents differ from their defaults in one choice at a time.
+is one more choice. What lets PPO-RLHF learn well is a design of the same kind; apart from it, the gradient
+agents differ from their defaults in one choice at a time.
 """
 
 from __future__ import annotations
