@@ -1,4 +1,4 @@
-"""Cosine heads with many sets of weights at once: what the search for their weights costs is one matrix product.
+"""Cosine heads with many sets of weights at once: what the search for their weights costs is one pass over the states.
 
 The network below the head is frozen, so an example is its two states u and v, known beforehand. With the gain g and
 the shift s of the last LayerNorm, a head gives the scores of `pbrl.finetune.language.CosineHead`:
@@ -18,10 +18,14 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from pbrl.compilation import with_sound_cache
+from pbrl.types import Float32
 
 
 class Encoded(NamedTuple):
@@ -45,6 +49,26 @@ class Head(Protocol):
         """The cosines [n, R] for weights [R, D]."""
 
 
+@with_sound_cache
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
+def _norm_cosines(states: Float32, theta: Float32) -> Float32:
+    """The cosines [n, R] of states [n, 2, width] for gains and shifts [R, 2 width]."""
+    width = states.shape[2]
+    found = np.empty((len(states), len(theta)), np.float32)
+    for i in range(len(states)):
+        u, v = states[i, 0], states[i, 1]
+        for r in range(len(theta)):
+            gain, shift = theta[r, :width], theta[r, width:]
+            xy = xx = yy = np.float32(0)
+            for j in range(width):
+                x, y = gain[j] * u[j] + shift[j], gain[j] * v[j] + shift[j]
+                xy += x * y
+                xx += x * x
+                yy += y * y
+            found[i, r] = xy / np.sqrt(max(xx * yy, np.float32(1e-12)))
+    return found
+
+
 class Norm:
     """Gain and shift are tuned."""
 
@@ -52,14 +76,19 @@ class Norm:
         self.start = torch.cat([encoded.gain, encoded.shift])
 
     def features(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Of (u, v), (u, u) and (v, v): [n, 3, 2 width]."""
+        """The states, and what gradients are made from, of (u, v), (u, u) and (v, v): [n, 3, 2 width]."""
         u, v = states.unbind(1)
-        return (torch.stack([torch.cat([a * b, a + b], 1) for a, b in ((u, v), (u, u), (v, v))], 1),)
+        return states, torch.stack([torch.cat([a * b, a + b], 1) for a, b in ((u, v), (u, u), (v, v))], 1)
 
     def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
         """The cosines [n, R] for weights [R, D]."""
+        states, pairs = features
+        if not theta.requires_grad:
+            return torch.from_numpy(_norm_cosines(states.numpy(), theta.contiguous().numpy()))
         gain, shift = theta.chunk(2, 1)
-        products = features[0] @ torch.cat([gain * gain, gain * shift], 1).T + shift.square().sum(1)  # [n, 3, R]
+        products = functional.linear(
+            pairs, torch.cat([gain * gain, gain * shift], 1), shift.square().sum(1)
+        )  # [n, 3, R]
         xy, xx, yy = products.unbind(1)
         return xy * (xx * yy).clamp_min(1e-12).rsqrt()
 

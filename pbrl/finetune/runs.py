@@ -146,13 +146,21 @@ def losses(runs: Sequence[TuningRecord]) -> dict[Hyperparameters, float]:
 
 
 def best_settings(root: Path, task: str, setting: str, method: str) -> Hyperparameters:
-    """The hyperparameters with the lowest validation loss."""
-    found = losses(find(root / task / setting / method))
+    """The hyperparameters with the lowest validation loss, of a sweep in which nothing else differs."""
+    folder = root / task / setting / method
+    swept = [run for run in find(folder) if run.settings["target"] is None and run.finished]
+    found = losses(swept)
     if not found or not np.isfinite(min(found.values())):
         raise ConfigurationError(
-            f"tuned=true chooses lr and mu from a sweep, but {root / task / setting / method} has no finished run "
+            f"tuned=true chooses lr and mu from a sweep, but {folder} has no finished run "
             f"without a target: sweep first, such as with `-m method={method} lr=...`"
         )
+    room = {run.settings["method"].get("headroom") for run in swept}
+    if len(room) > 1:
+        raise ConfigurationError(f"the sweep in {folder} mixes method.headroom={', '.join(map(str, sorted(room)))}")
+    seeds = {choice: {run.seed for run in swept if run.hyperparameters == choice} for choice in found}
+    if uneven := sorted(set().union(*seeds.values()) - set.intersection(*seeds.values())):
+        raise ConfigurationError(f"the sweep in {folder} has seed {uneven[0]} for some of its lr and mu only")
     return min(found, key=lambda choice: found[choice])
 
 

@@ -250,9 +250,9 @@ def run_searches(
     growth: float,
     seed: int,
     progress: Callable[[int], None],
-    over: Callable[[Curves], bool] = lambda curves: False,  # noqa: ARG005
+    over: Callable[[Curves], Sequence[bool]] | None = None,
 ) -> Curves:
-    """The searches, one run for each rule; all see the same minibatches."""
+    """The searches, one run for each rule; all see the same minibatches. A run that is over stays where it is."""
     curves = Curves(split, iterations, growth)
     stream = streams(seed, "minibatches", "directions")
     minibatches = np.random.default_rng(stream["minibatches"])
@@ -262,16 +262,19 @@ def run_searches(
         Search(start, rule=rule, directions=Directions("gaussian"), rng=rng)
         for rule, rng in zip(rules, directions, strict=True)
     ]
+    going = searches
     for iteration in range(1, iterations + 1):
-        points = np.stack([point for search in searches for point in search.ask()])  # [2 R, D]
+        points = np.stack([point for search in going for point in search.ask()])  # [2 R, D]
         with torch.inference_mode():
             losses = split.losses(torch.from_numpy(points), minibatches).double().numpy()
         differences = np.nan_to_num(losses[::2] - losses[1::2], nan=0.0, posinf=0.0, neginf=0.0)
-        for search, difference in zip(searches, differences, strict=True):
+        for search, difference in zip(going, differences, strict=True):
             search.tell(difference)
         progress(1)
-        if curves.look(iteration, torch.from_numpy(np.stack([search.x for search in searches]))) and over(curves):
-            break
+        if curves.look(iteration, torch.from_numpy(np.stack([search.x for search in searches]))) and over:
+            going = [search for search, done in zip(searches, over(curves), strict=True) if not done]
+            if not going:
+                break
     return curves
 
 
@@ -374,9 +377,9 @@ def select(
     """The iterations of each finalist to the target `loss`; all stop when one of every method is there."""
     goal = Goal(split, cfg=cfg, seed=seed)
 
-    def over(curves: Curves) -> bool:
+    def over(curves: Curves) -> list[bool]:
         there = {method for (method, _), run in zip(pairs, goal.arrivals(curves), strict=True) if run["loss"]}
-        return there == set(METHODS)
+        return [there == set(METHODS)] * len(pairs)
 
     how = {"iterations": cfg["search"]["iterations"], "growth": cfg["evaluation_growth"], "over": over}
     searches = run_searches(split, [rule(*pair) for pair in pairs], seed=seed, progress=progress, **how)
@@ -454,11 +457,11 @@ class Goal:
 def measure(
     split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
 ) -> Row:
-    """SGD, the subspaces for k, and the searches of one seed, until all have reached all targets."""
+    """SGD, the subspaces for k, and the searches of one seed, each until it has reached all targets."""
     window, goal = cfg["smoothing"], Goal(split, cfg=cfg, seed=seed)
 
-    def over(curves: Curves) -> bool:
-        return all(None not in run.values() for run in goal.arrivals(curves))
+    def over(curves: Curves) -> list[bool]:
+        return [None not in run.values() for run in goal.arrivals(curves)]
 
     searches = run_searches(
         split,

@@ -19,10 +19,19 @@ from pbrl.finetune.report import Cell, collect, in_words, trends
 from pbrl.finetune.runs import best_settings, find, target_of_sgd
 from pbrl.run import checkpoint
 from pbrl.run.record import Record
+from pbrl.run.settings import ConfigurationError
 
 
 def write(
-    root: Path, setting: str, method: str, lr: float, mu: float | None, seed: int, target: float | None, curve: Any
+    root: Path,
+    setting: str,
+    method: str,
+    lr: float,
+    mu: float | None,
+    seed: int,
+    target: float | None,
+    curve: Any,
+    headroom: float = 4.0,
 ) -> None:
     """A run with an evaluation at every 10th iteration: (accuracy, loss)."""
     folder = root / "mrpc" / setting / method / f"lr_{lr}-mu_{mu}-target_{target}" / f"seed_{seed}"
@@ -32,7 +41,11 @@ def write(
     record.close()
     arrived = target is not None and curve[-1][0] > target
     settings = {"task": {"name": "mrpc"}, "setting": setting, "name": method, "lr": lr, "mu": mu, "seed": seed}
-    settings |= {"target": None if target is None else "sgd", "iterations": 10 * len(curve)}
+    settings |= {
+        "target": None if target is None else "sgd",
+        "iterations": 10 * len(curve),
+        "method": {"headroom": headroom},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     state = {"weights": {}, "best": 0.0, "target": target, "ended": "arrived" if arrived else ""}
     checkpoint.save(folder / "checkpoint", 10 * len(curve) - 1, state)
@@ -42,7 +55,7 @@ def write(
 def root(tmp_path: Path) -> Path:
     for seed in (0, 1):
         write(tmp_path, "a", "sgd", 0.1, None, seed, None, [(0.7, 0.6), (0.8 + 0.02 * seed, 0.5), (0.75, 0.55)])
-    write(tmp_path, "a", "sgd", 0.5, None, 0, None, [(0.9, 0.7)] * 3)  # a better accuracy, but a worse loss
+        write(tmp_path, "a", "sgd", 0.5, None, seed, None, [(0.9, 0.7)] * 3)  # a better accuracy, but a worse loss
     for lr, mu, loss in ((1.0, 0.1, 0.6), (1.0, 0.2, 0.4), (2.0, 0.1, 0.5), (2.0, 0.2, 0.7)):
         write(tmp_path, "a", "mezo", lr, mu, 0, None, [(0.7, loss)] * 2)
     write(tmp_path, "a", "mezo", 1.0, 0.2, 0, 0.81, [(0.7, 0.5), (0.82, 0.4)])
@@ -63,6 +76,15 @@ def test_hyperparameters_are_picked_by_validation_loss(root: Path) -> None:
     assert best_settings(root, "mrpc", "a", "mezo") == (1.0, 0.2)
     assert best_settings(root, "mrpc", "a", "sgd") == (0.1, None)
     assert target_of_sgd(root, "mrpc", "a") == pytest.approx(0.81)
+
+
+def test_a_sweep_in_which_more_than_lr_and_mu_differs_chooses_nothing(root: Path) -> None:
+    write(root, "a", "sgd", 0.5, None, 2, None, [(0.9, 0.7)] * 3)
+    with pytest.raises(ConfigurationError, match="has seed 2 for some of its lr and mu only"):
+        best_settings(root, "mrpc", "a", "sgd")
+    write(root, "a", "mezo", 4.0, 0.1, 0, None, [(0.7, 0.3)] * 2, headroom=64.0)
+    with pytest.raises(ConfigurationError, match=r"mixes method\.headroom=4\.0, 64\.0"):
+        best_settings(root, "mrpc", "a", "mezo")
 
 
 def test_iterations_are_counted_and_censored_runs_are_said(root: Path) -> None:
