@@ -7,7 +7,7 @@ the shift s of the last LayerNorm, a head gives the scores of `pbrl.finetune.lan
 
 Two choices of what is tuned, θ, of R sets of which are evaluated at once:
 
-    Norm       g and s, D = 2 width. <x, y> = <u v, g g> + <u + v, g s> + <s, s>, linear in the features u v and u + v
+    Norm       g and s, D = 2 width
     LowRank    an adapter above them (Hu et al. 2022), x + B A x, with a random A [rank, width] that is frozen (Zhang et
                al. 2023) and B [width, rank] tuned from 0, D = rank width
 
@@ -16,7 +16,8 @@ Two choices of what is tuned, θ, of R sets of which are evaluated at once:
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numba
 import numpy as np
@@ -26,6 +27,8 @@ from torch.nn import functional
 
 from pbrl.compilation import with_sound_cache
 from pbrl.types import Float32
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Encoded(NamedTuple):
@@ -49,24 +52,63 @@ class Head(Protocol):
         """The cosines [n, R] for weights [R, D]."""
 
 
-@with_sound_cache
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
-def _norm_cosines(states: Float32, theta: Float32) -> Float32:
-    """The cosines [n, R] of states [n, 2, width] for gains and shifts [R, 2 width]."""
-    width = states.shape[2]
-    found = np.empty((len(states), len(theta)), np.float32)
-    for i in range(len(states)):
+def _compiled(function: Function) -> Function:
+    """Compile, cache on disk, and allow sums in any order, so that loops become vector code; NaN stays NaN."""
+    options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+    return cast(Function, with_sound_cache(numba.njit(**options)(function)))
+
+
+@_compiled
+def _norm_cosines(states: Float32, theta: Float32) -> tuple[Float32, Float32]:
+    """The cosines [n, R] of states [n, 2, width] for gains and shifts [R, 2 width], and |x|^2, |y|^2 [n, R, 2]."""
+    n, R, width = len(states), len(theta), states.shape[2]
+    cosines, squares = np.empty((n, R), np.float32), np.empty((n, R, 2), np.float32)
+    for i in range(n):
         u, v = states[i, 0], states[i, 1]
-        for r in range(len(theta)):
+        for r in range(R):
             gain, shift = theta[r, :width], theta[r, width:]
-            xy = xx = yy = np.float32(0)
+            xy, xx, yy = np.float32(0), np.float32(1e-9), np.float32(1e-9)  # nothing is divided by 0
             for j in range(width):
                 x, y = gain[j] * u[j] + shift[j], gain[j] * v[j] + shift[j]
                 xy += x * y
                 xx += x * x
                 yy += y * y
-            found[i, r] = xy / np.sqrt(max(xx * yy, np.float32(1e-12)))
+            cosines[i, r], squares[i, r, 0], squares[i, r, 1] = xy / np.sqrt(xx * yy), xx, yy
+    return cosines, squares
+
+
+@_compiled
+def _norm_gradient(states: Float32, theta: Float32, cosines: Float32, squares: Float32, outer: Float32) -> Float32:
+    """The gradient in theta [R, 2 width], from that in the cosines [n, R]: d cos / dx = y / |x||y| - cos x / |x|^2."""
+    width = states.shape[2]
+    found = np.empty((len(theta), 2 * width), np.float32)
+    for r in range(len(theta)):
+        gain, shift = theta[r, :width], theta[r, width:]
+        of_gain, of_shift = np.zeros(width, np.float32), np.zeros(width, np.float32)
+        for i in range(len(states)):
+            u, v, xx, yy = states[i, 0], states[i, 1], squares[i, r, 0], squares[i, r, 1]
+            across = outer[i, r] / np.sqrt(xx * yy)
+            own_x, own_y = outer[i, r] * cosines[i, r] / xx, outer[i, r] * cosines[i, r] / yy
+            for j in range(width):
+                x, y = gain[j] * u[j] + shift[j], gain[j] * v[j] + shift[j]
+                dx, dy = across * y - own_x * x, across * x - own_y * y
+                of_gain[j] += dx * u[j] + dy * v[j]
+                of_shift[j] += dx + dy
+        found[r, :width], found[r, width:] = of_gain, of_shift
     return found
+
+
+class _NormCosines(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, states: Tensor) -> Tensor:
+        ctx.known = states.numpy(), theta.detach().contiguous().numpy()
+        cosines, squares = _norm_cosines(*ctx.known)
+        ctx.known = *ctx.known, cosines, squares
+        return torch.from_numpy(cosines)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(_norm_gradient(*ctx.known, gradients[0].contiguous().numpy())), None
 
 
 class Norm:
@@ -76,21 +118,13 @@ class Norm:
         self.start = torch.cat([encoded.gain, encoded.shift])
 
     def features(self, states: Tensor) -> tuple[Tensor, ...]:
-        """The states, and what gradients are made from, of (u, v), (u, u) and (v, v): [n, 3, 2 width]."""
-        u, v = states.unbind(1)
-        return states, torch.stack([torch.cat([a * b, a + b], 1) for a, b in ((u, v), (u, u), (v, v))], 1)
+        """The states themselves."""
+        return (states,)
 
     def cosines(self, theta: Tensor, features: tuple[Tensor, ...]) -> Tensor:
         """The cosines [n, R] for weights [R, D]."""
-        states, pairs = features
-        if not theta.requires_grad:
-            return torch.from_numpy(_norm_cosines(states.numpy(), theta.contiguous().numpy()))
-        gain, shift = theta.chunk(2, 1)
-        products = functional.linear(
-            pairs, torch.cat([gain * gain, gain * shift], 1), shift.square().sum(1)
-        )  # [n, 3, R]
-        xy, xx, yy = products.unbind(1)
-        return xy * (xx * yy).clamp_min(1e-12).rsqrt()
+        found: Tensor = _NormCosines.apply(theta, *features)  # type: ignore[no-untyped-call]
+        return found
 
 
 class LowRank:

@@ -418,6 +418,7 @@ class Goal:
 
     def __init__(self, split: Split, *, cfg: Mapping[str, Any], seed: int) -> None:
         self.window, shares, rates = cfg["smoothing"], cfg["targets"], cfg["sgd"]["lr"]
+        self.accuracy_iterations = cfg["search"]["accuracy_iterations"]
         self.start, self.start_loss = (float(each) for each in split.evaluate(split.head.start[None]))
         self.sgd = run_sgd(split, rates, cfg=cfg, seed=seed)
         losses = self.sgd.smoothed(self.sgd.losses, self.window).min(0)
@@ -433,22 +434,23 @@ class Goal:
         }
 
     def arrivals(self, curves: Curves) -> list[dict[str, int | None]]:
-        """For each run the iterations until each target, None where it is not reached."""
+        """For each run the iterations until each target, None where it is not reached in time."""
         at, accuracies = np.array(curves.iterations), np.array(curves.accuracies)
         if len(at) < self.window:
             return [dict.fromkeys(self.targets) for _ in accuracies[0]]
         late = at[self.window - 1 :]  # when the smoothed ones are known
         steady, low = (curves.smoothed(each, self.window) for each in (curves.accuracies, curves.losses))
 
-        def first(above: Any, when: Any) -> int | None:
+        def first(above: Any, when: Any, last: float = math.inf) -> int | None:
+            above = above & (when <= last)
             return int(when[above.argmax()]) if above.any() else None
 
         return [
             {
                 "half": first(low[:, run] <= self.targets["half"], late),
                 "loss": first(low[:, run] <= self.targets["loss"], late),
-                "gain": first(steady[:, run] >= self.targets["gain"], late),
-                "best": first(accuracies[:, run] > self.targets["best"], at),
+                "gain": first(steady[:, run] >= self.targets["gain"], late, self.accuracy_iterations),
+                "best": first(accuracies[:, run] > self.targets["best"], at, self.accuracy_iterations),
             }
             for run in range(steady.shape[1])
         ]
@@ -457,11 +459,13 @@ class Goal:
 def measure(
     split: Split, chosen: Mapping[str, Row], *, cfg: Mapping[str, Any], seed: int, progress: Callable[[int], None]
 ) -> Row:
-    """SGD, the subspaces for k, and the searches of one seed, each until it has reached all targets."""
+    """SGD, the subspaces for k, and the searches of one seed, each until it has reached what it can still reach."""
     window, goal = cfg["smoothing"], Goal(split, cfg=cfg, seed=seed)
 
     def over(curves: Curves) -> list[bool]:
-        return [None not in run.values() for run in goal.arrivals(curves)]
+        late = curves.iterations[-1] >= goal.accuracy_iterations
+        wanted = ("half", "loss") if late else tuple(goal.targets)
+        return [all(run[target] for target in wanted) for run in goal.arrivals(curves)]
 
     searches = run_searches(
         split,
@@ -474,7 +478,8 @@ def measure(
     )
     reached, best = goal.arrivals(searches), int(np.argmax(np.array(goal.sgd.accuracies)[:, goal.best]))
     return {
-        "majority": split.majority, "start": goal.start, "start_loss": goal.start_loss, "size": len(split.head.start),
+        "accuracy_iterations": goal.accuracy_iterations, "majority": split.majority,
+        "start": goal.start, "start_loss": goal.start_loss, "size": len(split.head.start),
         "targets": goal.targets, "subspaces": run_subspaces(split, cfg=cfg, seed=seed),
         "sgd": {
             **goal.arrivals(goal.sgd)[goal.best], "best": int(goal.sgd.iterations[best]), "accuracy": goal.accuracy,

@@ -72,10 +72,11 @@ class Measured:
         return int(self.pieces[0]["size"])
 
     def taken(self, method: str, target: str) -> tuple[Float64, Float64]:
-        """The iterations of each run, and whether it arrived; of a censored run those that it used."""
+        """The iterations of each run, and whether it arrived; of a censored run those in which it could have."""
         runs = [piece["searches"][method] for piece in self.pieces]
-        arrived = np.array([run[target] is not None for run in runs])
-        return np.array([float(run[target] or run["iterations"]) for run in runs]), arrived
+        most = [math.inf if target in ("loss", "half") else piece["accuracy_iterations"] for piece in self.pieces]
+        taken = [float(run[target] or min(run["iterations"], last)) for run, last in zip(runs, most, strict=True)]
+        return np.array(taken), np.array([run[target] is not None for run in runs])
 
 
 def collect(root: Path) -> list[Measured]:

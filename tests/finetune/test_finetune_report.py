@@ -148,7 +148,7 @@ def test_every_run_is_shown_and_what_is_not_counted_says_why(
     finetune_report.main()
     with (root / "report" / "tables" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 12
+    assert len(rows) == 13
     reasons = {(row["method"], row["lr"], row["mu"], row["target"]): row["not_counted"] for row in rows}
     assert reasons["mezo", "2.0", "0.1", ""] == "no target"
     assert reasons["mezo", "1.0", "0.2", "0.81"] == ""

@@ -58,6 +58,21 @@ def test_many_adapters_at_once_are_the_adapter_written_out(encoded: Encoded) -> 
     torch.testing.assert_close(found[:, 0], plain.detach(), atol=1e-5, rtol=1e-5)  # it starts as the model is
 
 
+def test_the_gradient_of_the_norm_is_that_of_the_formula(encoded: Encoded) -> None:
+    head, width = heads.Norm(encoded), len(encoded.gain)
+    theta = (head.start + 0.3 * torch.randn(3, 2 * width)).requires_grad_()
+    outer = torch.randn(len(encoded.states), 3)
+    found = head.cosines(theta, head.features(encoded.states))
+    (gradient,) = torch.autograd.grad(found, theta, outer)
+    x, y = (theta[:, :width] * each[:, None] + theta[:, width:] for each in encoded.states.unbind(1))
+    expected = nn.functional.cosine_similarity(x, y, dim=2)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, theta, outer)[0], atol=1e-5, rtol=1e-4)
+    broken = theta.detach().clone()
+    broken[1, 2] = torch.nan
+    assert head.cosines(broken, head.features(encoded.states)).isnan().all(0).tolist() == [False, True, False]
+
+
 def test_of_a_subset_only_the_chosen_weights_move(encoded: Encoded) -> None:
     head = heads.Norm(encoded)
     part = heads.Subset(head, torch.tensor([7, 2]))
@@ -120,7 +135,8 @@ def configuration(tiny: Path, root: Path, *more: str) -> dict[str, Any]:
     changes = [
         f"root={root}", f"task.path={tiny / 'data.tsv'}", "task.validation=30", "batch_size=20", "head_examples=20",
         f"models.minilm.path={tiny / 'model'}", "seeds=[0,1]", "tuning_seeds=[7]", "sgd.iterations=30",
-        "sgd.lr=[0.1,1]", "dimension.iterations=20", "search.iterations=120", "search.tuning_iterations=30",
+        "sgd.lr=[0.1,1]", "dimension.iterations=20", "search.iterations=120",
+        "search.accuracy_iterations=60", "search.tuning_iterations=30",
         "search.ncrs.length=[0.1,0.4]", "search.finalists=1",
         "search.mezo={rate:[1,10],mu:[0.01]}", "search.rsgf={rate:[1,10],mu:[0.01]}", "evaluation_growth=1.2",
         "smoothing=3",
@@ -280,7 +296,8 @@ def piece(k: int, taken: dict[str, int | None], *, seed: int, start: float = 0.7
         for method, when in taken.items()
     }
     return {
-        "seed": seed, "majority": 0.6, "start": start, "start_loss": 0.6, "size": 128, "subspaces": subspaces,
+        "seed": seed, "accuracy_iterations": 4000,
+        "majority": 0.6, "start": start, "start_loss": 0.6, "size": 128, "subspaces": subspaces,
         "targets": {"loss": 0.41, "half": 0.5, "gain": 0.75, "best": 0.81}, "searches": searches,
         "sgd": {"loss": 50, "half": 30, "gain": 40, "best": 90, **reached},
     }  # fmt: skip
@@ -310,6 +327,8 @@ def test_the_report_has_the_exponent_and_hides_nothing(tmp_path: Path, monkeypat
     assert ncrs.exponent == pytest.approx(1, abs=0.02)
     assert mezo.exponent == pytest.approx(0, abs=0.02)
     assert (rsgf.settings, rsgf.runs, rsgf.censored) == (5, 15, 3)
+    (last,) = (each for each in measured if each.name == "k_128")
+    assert (last.taken("rsgf", "gain")[0][0], last.taken("rsgf", "loss")[0][0]) == (4000, 5000)
     assert study_report.trend_of(measured, "ncrs", "gain", against="D") is None  # all have the same D
     monkeypatch.setattr(sys, "argv", ["study_report", str(tmp_path)])
     study_report.main()
