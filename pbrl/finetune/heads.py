@@ -101,14 +101,16 @@ def _norm_gradient(states: Float32, theta: Float32, cosines: Float32, squares: F
 class _NormCosines(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, states: Tensor) -> Tensor:
-        ctx.known = states.numpy(), theta.detach().contiguous().numpy()
-        cosines, squares = _norm_cosines(*ctx.known)
-        ctx.known = *ctx.known, cosines, squares
+        inputs = states.numpy(), theta.detach().contiguous().numpy()
+        cosines, squares = _norm_cosines(*inputs)
+        ctx.known = (*inputs, cosines, squares)
         return torch.from_numpy(cosines)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return torch.from_numpy(_norm_gradient(*ctx.known, gradients[0].contiguous().numpy())), None
+        states, theta, cosines, squares = ctx.known
+        outer = gradients[0].contiguous().numpy()
+        return torch.from_numpy(_norm_gradient(states, theta, cosines, squares, outer)), None
 
 
 class Norm:

@@ -159,7 +159,7 @@ def best_settings(root: Path, task: str, setting: str, method: str) -> Hyperpara
     if len(room) > 1:
         raise ConfigurationError(f"the sweep in {folder} mixes method.headroom={', '.join(map(str, sorted(room)))}")
     seeds = {choice: {run.seed for run in swept if run.hyperparameters == choice} for choice in found}
-    if uneven := sorted(set().union(*seeds.values()) - set.intersection(*seeds.values())):
+    if uneven := [run.seed for run in swept if any(run.seed not in others for others in seeds.values())]:
         raise ConfigurationError(f"the sweep in {folder} has seed {uneven[0]} for some of its lr and mu only")
     return min(found, key=lambda choice: found[choice])
 
