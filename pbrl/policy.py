@@ -167,7 +167,9 @@ class Network:
         self.sizes, self.activation = sizes, activation
         self.shapes = list(pairwise(sizes))
         self.gains = [hidden_gain] * (len(sizes) - 2) + [output_gain]
-        self.size = sum((inputs + 1) * outputs for inputs, outputs in self.shapes)
+        parts = [count for inputs, outputs in self.shapes for count in (inputs * outputs, outputs)]
+        self.ends = np.cumsum(parts).tolist()  # of the weights and biases in a vector of parameters
+        self.size = self.ends[-1]
 
     def initial(self, rng: np.random.Generator) -> Float64:
         """Orthogonal weights, zero biases [size]."""
@@ -182,10 +184,8 @@ class Network:
 
     def layers(self, parameters: Any) -> Iterator[tuple[Any, Any]]:
         """Weights [..., inputs, outputs] and bias [..., outputs] of each layer, of arrays or tensors [..., size]."""
-        parts = [count for inputs, outputs in self.shapes for count in (inputs * outputs, outputs)]
-        ends = np.cumsum(parts).tolist()  # what follows them is not the network's
         split = torch.tensor_split if isinstance(parameters, torch.Tensor) else np.split
-        pieces: Any = split(parameters, ends, -1)
+        pieces: Any = split(parameters, self.ends, -1)  # the last is not the network's
         for (inputs, outputs), weights, bias in zip(self.shapes, pieces[:-1:2], pieces[1::2], strict=True):
             yield weights.reshape(*parameters.shape[:-1], inputs, outputs), bias
 
