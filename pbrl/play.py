@@ -133,7 +133,8 @@ def answer(
     try:
         check_targets(settings["oracle"], "oracle", allow=allow)
         check_node(settings["oracle"], "oracle", allow=allow)
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=rng, folder=Path(settings.get("folder", ".")))
+        folder = Path(settings.get("folder", "."))
+        oracle: Oracle = build(settings["oracle"], Oracle, allow=allow, rng=rng, folder=folder)
         if oracle.sees != "rewards":
             raise ValueError("it looks at behaviour")
         if getattr(oracle, "needs_calibration", False):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -118,6 +118,7 @@ def _factors(matrices: Float32, rank: int) -> tuple[Float32, Float32]:
     return U, V
 
 
+@runtime_checkable
 class Policy(Protocol):
     """An architecture. Parameters are passed in, so that one object serves any number of policies."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,6 +257,7 @@ class Answers:
         return wrong
 
 
+@runtime_checkable
 class Oracle(Protocol):
     """Compares clips. During training, only the ledger calls it.
 
@@ -279,6 +280,7 @@ class Oracle(Protocol):
         """Continue from `state_dict()`."""
 
 
+@runtime_checkable
 class Agent(Protocol):
     """Learns a policy from preferences alone."""
 

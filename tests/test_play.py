@@ -495,3 +495,15 @@ def test_a_teacher_of_any_settings_is_refused_in_a_sentence(run: Path, studio: S
     (run / "config.yaml").write_text(yaml.safe_dump(cfg))
     said = refused(str(run), "--pair", "--steps", "2", "--size", "64x64")
     assert "the run's teacher cannot be asked (oracle.eps_skip must be a number, not" in said
+
+
+def test_a_policy_or_teacher_that_is_something_else_is_refused_in_a_sentence(run: Path, studio: Studio) -> None:
+    """Of a class that a configuration may name."""
+    del studio
+    cfg = yaml.safe_load((run / "config.yaml").read_text())
+    cfg["oracle"] = {"_target_": "agents.samplers.Uniform"}
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+    assert "(a setting names agents.samplers.Uniform, which makes no Oracle)" in refused(str(run), "--pair")
+    cfg["agent"]["policy"] = {"_target_": "agents.samplers.Uniform"}
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+    assert "a setting names agents.samplers.Uniform, which makes no Policy" in refused(str(run))

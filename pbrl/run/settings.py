@@ -15,7 +15,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ import conf
 TRUSTED = ("agents", "oracles", "pbrl.finetune", "pbrl.policy", "pbrl.ridge", "pbrl.search")
 
 LARGEST = 1e30  # number that a setting may have, so that nothing overflows before it is refused in a sentence
+MOST_THREADS = 10_000  # torch takes no number at all, and the system has its own limit below
 
 # What the runner offers to the class of a node, beside the node's own settings.
 OFFERED = {
@@ -84,15 +85,18 @@ def instantiate(node: Any, *, allow: Sequence[str] = (), **arguments: Any) -> An
         raise ConfigurationError(str(error)) from error
 
 
-def build(node: Any, *, allow: Sequence[str] = (), **offered: Any) -> Any:
-    """The object that a node describes, with what its class asks for of what is offered."""
+def build(node: Any, kind: Any = object, *, allow: Sequence[str] = (), **offered: Any) -> Any:
+    """The object that a node describes, with what its class asks for of what is offered. kind: what it must be."""
     node = checked(node, allow=allow)
     parameters = inspect.signature(resolve(node["_target_"], "", allow=allow)).parameters.values()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     wanted = {each.name for each in parameters}
-    return instantiate(
+    found = instantiate(
         node, allow=allow, **{name: value for name, value in offered.items() if takes_all or name in wanted}
     )
+    if not isinstance(found, kind):
+        raise ConfigurationError(f"a setting names {node['_target_']}, which makes no {kind.__name__}")
+    return found
 
 
 def checked(node: Any, *, allow: Sequence[str] = ()) -> Any:
@@ -260,6 +264,8 @@ def check(settings: Mapping[str, Any]) -> None:
     for name, minimum in (("threads", 1), ("bits", 1), ("remember", settings["trajectories"])):
         if settings[name] is not None:
             _at_least(settings, name, minimum)
+    if settings["threads"] is not None and settings["threads"] > MOST_THREADS:
+        raise ConfigurationError(f"threads must be at most {MOST_THREADS}, not {settings['threads']}")
     check_video(settings["video"])
     check_wandb(settings["wandb"])
     check_name("name", settings["name"])
@@ -417,7 +423,7 @@ def _did_you_mean(key: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a plain value is of the annotated type; what is not plain is left to the object itself."""
+    """Whether a value is of the annotated type, a node where an object is wanted; else it is left to the object."""
     origin = typing.get_origin(annotation)
     if annotation in (Any, inspect.Parameter.empty, object):
         return True
@@ -441,6 +447,10 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin in (Sequence, list, tuple):
         each_one = typing.get_args(annotation)[0]
         return is_node or (isinstance(value, list | tuple) and all(_fits(each, each_one) for each in value))
+    is_call = (origin or annotation) is Callable
+    if is_call or (isinstance(value, Mapping) and inspect.isclass(annotation) and not issubclass(annotation, Mapping)):
+        may_be_partial = is_call and typing.get_args(annotation)[:1] in ((), (...,))  # its owner completes it
+        return is_node and (may_be_partial or not value.get("_partial_"))
     return not isinstance(value, int | float | str) and value is not None
 
 
@@ -455,4 +465,4 @@ def _named(annotation: Any) -> str:
         each_one = _named(typing.get_args(annotation)[1 if is_group else 0])
         return f"{'a group' if is_group else 'a list'} with {each_one} in each place"
     words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "null"}
-    return words.get(annotation, str(annotation))
+    return words.get(annotation, "a node with a _target_")

@@ -61,7 +61,7 @@ class TrainingRun:
         self.best: dict[str, Any] | None = None
         self.best_on_schedule: dict[str, Any] | None = None
         teaching = np.random.default_rng(stream["teacher"])
-        oracle: Oracle = build(settings["oracle"], allow=allow, rng=teaching, folder=self.folder)
+        oracle: Oracle = build(settings["oracle"], Oracle, allow=allow, rng=teaching, folder=self.folder)
         self.ledger = Ledger(
             simulator=self.simulator,
             oracle=oracle,
@@ -232,7 +232,7 @@ def build_policy(node: Mapping[str, Any], simulator: Simulator, *, allow: Sequen
     check_targets(node, "agent.policy", allow=allow)
     check_node(node, "agent.policy", allow=allow)
     sizes = {"obs_size": simulator.obs_size, "act_size": simulator.act_size}
-    policy: Policy = build(node, allow=allow, **sizes, action_bounds=simulator.action_bounds)
+    policy: Policy = build(node, Policy, allow=allow, **sizes, action_bounds=simulator.action_bounds)
     return policy
 
 
@@ -242,7 +242,7 @@ def build_agent(settings: Mapping[str, Any], simulator: Simulator, **offered: An
     policy = build_policy(node["policy"], simulator, allow=allow)
     if settings["normalise_observations"]:
         policy.normaliser = Normaliser(simulator.obs_size)
-    agent: Agent = build(node, allow=allow, policy=policy, **offered)
+    agent: Agent = build(node, Agent, allow=allow, policy=policy, **offered)
     return agent
 
 

@@ -40,6 +40,7 @@ PAYLOADS: list[Any] = [
     {"_target_": "pbrl.simulation.gl.os.mkdir", "_args_": ["executed"]},
     {"_target_": "agents.ncrs.np.os.mkdir", "_args_": ["executed"]},
     {"_target_": "pbrl.run.files.write_atomically", "path": "executed", "content": "x"},
+    {"_target_": "agents.samplers.Uniform"},  # it may be named, but is neither agent, policy nor teacher
     {"_target_": "pbrl.run.record.Record", "path": "executed", "after": -1},
     {
         "_target_": "pbrl.train.train",

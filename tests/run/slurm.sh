@@ -59,6 +59,7 @@ CONF
   exit 1
   ;;
 stop)
+  SLURM_CONF=$folder/slurm.conf scancel --user=root --quiet || true # or what a failed test left would go on without Slurm
   for each in slurmd slurmctld munge/pid; do
     file=$folder/$each
     [ -f "$file" ] || file=$folder/$each.pid
