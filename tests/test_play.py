@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -507,3 +508,20 @@ def test_a_policy_or_teacher_that_is_something_else_is_refused_in_a_sentence(run
     cfg["agent"]["policy"] = {"_target_": "agents.samplers.Uniform"}
     (run / "config.yaml").write_text(yaml.safe_dump(cfg))
     assert "a setting names agents.samplers.Uniform, which makes no Policy" in refused(str(run))
+
+
+@pytest.mark.parametrize(
+    "place", [("agent", "policy", "hidden_gain"), ("agent", "policy"), ("env", "task"), ("oracle",)]
+)
+@pytest.mark.parametrize("target", ["os.mkdir", "sympy.sympify", "pbrl.train.train"])
+def test_somebody_elses_run_executes_nothing(
+    run: Path, studio: Studio, place: tuple[str, ...], target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del studio
+    monkeypatch.chdir(run)
+    cfg = yaml.safe_load((run / "config.yaml").read_text())
+    node = functools.reduce(lambda found, key: found[key], place[:-1], cfg)
+    node[place[-1]] = {"_target_": target, "_args_": ["__import__('os').mkdir('executed')"]}
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+    assert f"names '{target}', which is not of agents, oracles, pbrl" in refused(str(run), "--pair", "--steps", "2")
+    assert not (run / "executed").exists()
