@@ -59,7 +59,12 @@ CONF
   exit 1
   ;;
 stop)
-  SLURM_CONF=$folder/slurm.conf scancel --user=root --quiet || true # or what a failed test left would go on without Slurm
+  export SLURM_CONF=$folder/slurm.conf
+  scancel --user=root || true # without Slurm, jobs that a failed test has left would go on for ever
+  for _ in $(seq 40); do # they have 30 seconds, KillWait
+    if [ -z "$(squeue --noheader 2> /dev/null)" ]; then break; fi
+    sleep 1
+  done
   for each in slurmd slurmctld munge/pid; do
     file=$folder/$each
     [ -f "$file" ] || file=$folder/$each.pid
