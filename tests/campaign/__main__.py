@@ -42,6 +42,7 @@ PARTS = {  # attempts
     "overrides": 10_000,
     "page": 5000,
 }
+WITHOUT_RUNS = ("overrides", "page")  # which need no uninterrupted run to compare with
 BEGIN, END = "<!-- campaign -->", "<!-- end of campaign -->"
 
 
@@ -86,8 +87,10 @@ def main() -> None:
     tallies = []
     with tempfile.TemporaryDirectory(prefix="campaign") as name, runs.models_compiled_once():
         folder = Path(name)
-        wholes = [runs.make_whole(agent, folder / "whole" / agent) for agent in runs.AGENTS]
-        for part in options.parts or PARTS:
+        parts = options.parts or [*PARTS]
+        agents = runs.AGENTS if {*parts} - {*WITHOUT_RUNS} else ()
+        wholes = [runs.make_whole(agent, folder / "whole" / agent) for agent in agents]
+        for part in parts:
             (folder / part).mkdir()
             begin, clock = time.monotonic(), Clock(60 * options.minutes)
             attempts = max(1, int(options.scale * PARTS[part]))
