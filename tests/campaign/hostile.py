@@ -77,15 +77,15 @@ FILES: dict[str, bytes] = {
 
 
 def folders(attempts: int, seed: int, clock: Clock, folder: Path, wholes: Sequence[Whole]) -> Tally:
-    """Every payload at every place of config.yaml, and a pickle in place of every file; programs take turns."""
-    del seed  # there is nothing to draw
+    """Every payload at every place of config.yaml, and a pickle in place of every file; programs take turns. There is
+    nothing to draw: of the same number of attempts, the next seed makes the next."""
     tally = Tally("hostile run folders")
     logging.disable(logging.CRITICAL)
     every = list(_hostile(wholes[0]))
     for turn in tqdm(range(attempts), desc=tally.part):
         if clock.over:
             break
-        what, make = every[turn * 7919 % len(every)]
+        what, make = every[(seed * attempts + turn) * 7919 % len(every)]
         place = folder / "place"
         shutil.copytree(wholes[0].folder, place)
         os.chdir(place)
