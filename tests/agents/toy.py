@@ -80,7 +80,7 @@ class Trial:
             oracle=oracle or build(settings["oracle"], rng=np.random.default_rng(teaching)),
             trajectories_per_iteration=settings["trajectories"],
             pairs_per_iteration=settings["pairs"],
-            bits_per_iteration=settings["pairs"] * getattr(self.agent, "experts", 1),
+            bits_per_iteration=settings["bits"],
             remember=remembered(settings, self.agent),
             yardstick=settings["agent"].get("yardstick", False),
         )
