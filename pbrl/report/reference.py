@@ -130,7 +130,7 @@ def equally_long(ours: Sequence[RecordedRun], theirs: Sequence[RecordedRun]) -> 
     length = next((each for each in lengths if each >= shortest), lengths[-1])
     theirs = [dataclasses.replace(run, agent=run.agent + REFERENCE) for run in theirs if run.iterations == length]
     every = [cut(run, min(shortest, length)) for run in [*ours, *theirs]]
-    return [run for run in every if len(run.metrics["iteration"])]
+    return [run for run in every if np.isfinite(run.metrics["return_mean"]).any()]
 
 
 def cut(run: RecordedRun, iterations: int) -> RecordedRun:
@@ -185,7 +185,8 @@ def repeated(runs: Sequence[RecordedRun], reference: Sequence[ShippedRun]) -> li
         if (other := by_digest.get(digest(run.settings))) is None:
             continue
         both = min(len(each.metrics["return_mean"]) for each in (run, other))
-        unlike = np.flatnonzero(run.metrics["return_mean"][:both] != other.metrics["return_mean"][:both])
+        ours, theirs = (each.metrics["return_mean"][:both] for each in (run, other))
+        unlike = np.flatnonzero(~np.isclose(ours, theirs, rtol=0, atol=0, equal_nan=True))
         if len(unlike):
             first = int(run.metrics["iteration"][unlike[0]])
             different.append(

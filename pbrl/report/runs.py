@@ -44,7 +44,7 @@ class RecordedRun:
     agent: str  # its name in tables: the agent's preset, or what `name=...` says
     task: str
     teacher: str  # the oracle's preset, and what was changed of it
-    metrics: Mapping[str, Float64]  # of the iterations that have a return; `seconds` since the start
+    metrics: Mapping[str, Float64]  # by iteration, nan where it has none; `seconds` since the start
 
     @property
     def seed(self) -> int:
@@ -68,9 +68,10 @@ class RecordedRun:
 
     @property
     def final_return(self) -> float:
-        """The mean of the last tenth of `return_mean`."""
+        """The mean of the last tenth of `return_mean`, of the iterations that collected something."""
         returns = self.metrics["return_mean"]
-        return float(returns[-max(1, len(returns) // 10) :].mean())
+        known = returns[np.isfinite(returns)]
+        return float(known[-max(1, len(known) // 10) :].mean())
 
     @property
     def eval_return(self) -> float:
@@ -97,7 +98,7 @@ class RecordedRun:
 
     @property
     def scores(self) -> Float64:
-        """The return of every iteration as a share of the task's maximum."""
+        """The return of every iteration as a share of the task's maximum; nan where nothing was collected."""
         return self.metrics["return_mean"] / self.maximum
 
 
@@ -147,7 +148,7 @@ def load(folder: Path) -> RecordedRun:
 
 
 def _metrics(path: Path) -> dict[str, Float64]:
-    """The columns of a record, checked, for the iterations that have a return."""
+    """The columns of a record, checked; without rows that have neither a return nor charges."""
     metrics = _columns(path)
     if not metrics:
         raise NotARunError("it has not recorded an iteration yet")
@@ -159,7 +160,7 @@ def _metrics(path: Path) -> dict[str, Float64]:
     nothing = np.zeros(len(metrics["iteration"]))
     spent = [np.nan_to_num(metrics.pop(part, nothing)) for part in SECONDS]
     metrics["seconds"] = np.sum(spent, axis=0).cumsum()
-    known = np.isfinite(metrics["return_mean"])
+    known = np.isfinite([metrics[name] for name in CHARGES]).all(axis=0) | np.isfinite(metrics["return_mean"])
     metrics = {name: values[known] for name, values in metrics.items()}
     if missing := [name for name in CHARGES if np.isnan(metrics[name]).any()]:
         raise NotARunError(f"its record has no {', '.join(missing)} for some iterations")

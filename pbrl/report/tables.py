@@ -149,9 +149,11 @@ def normalised(
 def _return_at_steps_of(run: RecordedRun, yardstick: Sequence[RecordedRun]) -> float:
     """The yardstick's mean return while a run made the steps that its final return is of; nan if it got not as far."""
     last = run.metrics["env_steps"][-max(1, len(run.metrics["env_steps"]) // 10) :]
-    returns = [
-        np.interp(last, each.metrics["env_steps"], each.metrics["return_mean"], right=np.nan) for each in yardstick
-    ]
+    returns = []
+    for each in yardstick:
+        known = np.isfinite(each.metrics["return_mean"])
+        steps, found = (each.metrics[name][known] for name in ("env_steps", "return_mean"))
+        returns.append(np.interp(last, steps, found, right=np.nan))
     return float(np.mean(returns)) if returns else math.nan
 
 
@@ -167,7 +169,7 @@ def speed(runs: Sequence[RecordedRun], teacher: str, threshold: float, bootstrap
     for task in names(runs, "task"):
         for agent in names(select(runs, task=task), "agent"):
             group = select(runs, task=task, agent=agent)
-            area = bootstrap(mean, [np.array([run.scores.mean() for run in group])])
+            area = bootstrap(mean, [np.array([np.nanmean(run.scores) for run in group])])
             first = np.array([_iterations_to(run, threshold) for run in group])
             reached = int(np.isfinite(first).sum())
             median = float(np.sort(first)[(len(first) - 1) // 2])  # of an even number, the lower one: never half of inf

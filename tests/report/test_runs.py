@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from synthetic_runs import write_run
 
+from pbrl.report.curves import curve
+from pbrl.report.reference import repeated
 from pbrl.report.runs import NotARunError, find, load
+from pbrl.report.shipped import ShippedRun
+from pbrl.report.tables import Bootstrap, speed
 from pbrl.run.record import RecordError
 
 
@@ -44,13 +48,20 @@ def test_an_unfinished_run_counts_as_far_as_it_is(tmp_path: Path) -> None:
     assert run.final_return == 3
 
 
-def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
+def test_an_iteration_may_collect_nothing(tmp_path: Path) -> None:
+    """What it is charged, and its evaluation, still count; the run is as long as its record."""
     run = load(write_run(tmp_path, [1.0, math.nan, 3.0, 4.0]))  # json.dumps writes NaN, which only Python reads
-    np.testing.assert_array_equal(run.metrics["iteration"], [0, 2, 3])
+    np.testing.assert_array_equal(run.metrics["return_mean"], [1, math.nan, 3, 4])
     folder = write_run(tmp_path, [1.0, 2.0], seed=1)
-    text = (folder / "metrics.jsonl").read_text().replace('"return_mean": 1.0', '"return_mean": null')
+    text = (folder / "metrics.jsonl").read_text().replace('"return_mean": 2.0', '"return_mean": null')
     (folder / "metrics.jsonl").write_text(text)
-    np.testing.assert_array_equal(load(folder).metrics["iteration"], [1])
+    run = load(folder)
+    assert run.finished
+    assert (run.final_return, run.eval_return, run.metrics["pairs_asked"][-1]) == (1, 12, 64)
+    (row,) = speed([run], "irrational", 0.001, Bootstrap(resamples=10, seed=0)).records
+    assert (row["area_value"], row["iterations"]) == (0.001, 1)
+    assert repeated([run], [ShippedRun(run, "", [], 0.0)]) == ["1 run of ncrs repeat the reference bit for bit."]
+    assert curve([run], "iteration").mean.tolist() == [1]
 
 
 def test_a_run_without_evaluations_or_times_is_a_run(tmp_path: Path) -> None:
