@@ -147,7 +147,7 @@ def normalised(
 
 
 def _return_at_steps_of(run: RecordedRun, yardstick: Sequence[RecordedRun]) -> float:
-    """The yardstick's mean return while a run made the steps that its final return is of; nan if it got not as far."""
+    """The yardstick's mean return over the steps of a run's final return; nan if it did not get that far."""
     last = run.metrics["env_steps"][-max(1, len(run.metrics["env_steps"]) // 10) :]
     returns = []
     for each in yardstick:
