@@ -36,7 +36,16 @@ from pbrl.run.folder import lock, prepare
 from pbrl.run.loop import DivergedError
 from pbrl.run.mirrors import mirrors
 from pbrl.run.record import RecordError, Row
-from pbrl.run.settings import ConfigurationError, check_node, digest, instantiate
+from pbrl.run.settings import (
+    ConfigurationError,
+    check_flags,
+    check_node,
+    check_threads,
+    check_wandb,
+    check_whole,
+    digest,
+    instantiate,
+)
 from pbrl.run.terminal import log_messages
 from pbrl.seeds import as_number, streams
 from pbrl.threads import cores
@@ -156,17 +165,18 @@ def build_problem(cfg: DictConfig) -> finetune_problem.Problem:
 
 def check(cfg: DictConfig) -> None:
     """Raise ConfigurationError for a wrong setting, with its name."""
-    for name in (
-        "iterations",
-        "head_examples",
-        "batch_size",
-        "checkpoint_every",
-        "evaluation.every",
-        "evaluation.batch_size",
-    ):
-        value = OmegaConf.select(cfg, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
+    for group in ("evaluation", "wandb"):
+        if not isinstance(cfg[group], DictConfig):
+            raise ConfigurationError(f"{group} is a group of settings, such as {group}.x=..., not {cfg[group]!r}")
+    for name in ("iterations", "head_examples", "batch_size", "checkpoint_every"):
+        check_whole(cfg, name, 1)
+    for name in ("every", "batch_size"):
+        check_whole(cfg.evaluation, name, 1, "evaluation.")
+    check_whole(cfg, "seed", 0)
+    check_flags(cfg, ("tuned", "resume", "keep_weights", "tensorboard"))
+    check_threads(cfg)
+    wandb: dict[str, Any] = OmegaConf.to_container(cfg.wandb, resolve=True)  # type: ignore[assignment]
+    check_wandb(wandb)
     if cfg.target not in (None, "sgd") and not (isinstance(cfg.target, float) and 0 < cfg.target < 1):
         raise ConfigurationError(f"target must be null, sgd, or an accuracy between 0 and 1, not {cfg.target!r}")
     check_node(OmegaConf.to_container(cfg.method, resolve=True), "method", allow=cfg.allow)
@@ -180,9 +190,9 @@ def check(cfg: DictConfig) -> None:
 
 def finetune(cfg: DictConfig) -> None:
     """Start or resume a run, and run it to its end."""
+    check(cfg)
     if cfg.tuned:
         cfg.lr, cfg.mu = best_settings(Path(cfg.root), cfg.task.name, cfg.setting, cfg.name)
-    check(cfg)
     torch.set_num_threads(cfg.threads or cores())
     target = target_of_sgd(Path(cfg.root), cfg.task.name, cfg.setting) if cfg.target == "sgd" else cfg.target
     saved = checkpoint.load(Path(cfg.folder) / "checkpoint") if cfg.resume else None

@@ -252,20 +252,17 @@ def check(settings: Mapping[str, Any]) -> None:
     if not isinstance(allow, list) or not all(isinstance(each, str) and each.isidentifier() for each in allow):
         raise ConfigurationError(f"allow must be a list of packages, such as [mine], not {allow!r}")
     for name in ("iterations", "pairs", "checkpoint_every"):
-        _at_least(settings, name, 1)
-    _at_least(settings, "trajectories", 2)
-    _at_least(settings, "seed", 0)
-    _at_least(settings["evaluation"], "every", 1, "evaluation.")
-    _at_least(settings["evaluation"], "trajectories", 1, "evaluation.")
-    _at_least(settings["calibration"], "trajectories", 2, "calibration.")
-    for name in ("normalise_observations", "resume", "preference_log", "tensorboard"):
-        if not isinstance(settings[name], bool):
-            raise ConfigurationError(f"{name} must be true or false, not {settings[name]!r}")
-    for name, minimum in (("threads", 1), ("bits", 1), ("remember", settings["trajectories"])):
+        check_whole(settings, name, 1)
+    check_whole(settings, "trajectories", 2)
+    check_whole(settings, "seed", 0)
+    check_whole(settings["evaluation"], "every", 1, "evaluation.")
+    check_whole(settings["evaluation"], "trajectories", 1, "evaluation.")
+    check_whole(settings["calibration"], "trajectories", 2, "calibration.")
+    check_flags(settings, ("normalise_observations", "resume", "preference_log", "tensorboard"))
+    check_threads(settings)
+    for name, minimum in (("bits", 1), ("remember", settings["trajectories"])):
         if settings[name] is not None:
-            _at_least(settings, name, minimum)
-    if settings["threads"] is not None and settings["threads"] > MOST_THREADS:
-        raise ConfigurationError(f"threads must be at most {MOST_THREADS}, not {settings['threads']}")
+            check_whole(settings, name, minimum)
     check_video(settings["video"])
     check_wandb(settings["wandb"])
     check_name("name", settings["name"])
@@ -305,7 +302,7 @@ def check_env(env: Mapping[str, Any]) -> None:
     """Of the task; whether there is one of that name is found out when it is loaded."""
     check_name("env.name", env["name"])
     if env["steps"] is not None:
-        _at_least(env, "steps", 1, "env.")
+        check_whole(env, "steps", 1, "env.")
     if env.get("task") is not None and not (isinstance(env["task"], Mapping) and "_target_" in env["task"]):
         raise ConfigurationError(f"env.task must be a node with a _target_, not {env['task']!r}")
 
@@ -313,9 +310,9 @@ def check_env(env: Mapping[str, Any]) -> None:
 def check_video(video: Mapping[str, Any]) -> None:
     """Of films during training."""
     if video["every"] is not None:
-        _at_least(video, "every", 1, "video.")
+        check_whole(video, "every", 1, "video.")
     for name, minimum in {"steps": 1, "width": 64, "height": 64}.items():
-        _at_least(video, name, minimum, "video.")
+        check_whole(video, name, minimum, "video.")
     _seconds(video, ("seconds", "finish_seconds"), "video.")
 
 
@@ -365,10 +362,26 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _at_least(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:
+def check_whole(node: Mapping[str, Any], name: str, minimum: int, prefix: str = "") -> None:
+    """Of a setting that is a whole number."""
     value = node[name]
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
         raise ConfigurationError(f"{prefix}{name} must be a whole number of at least {minimum}, not {value!r}")
+
+
+def check_flags(node: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Of settings that are true or false; `no` is a word, and would count as true."""
+    for name in names:
+        if not isinstance(node[name], bool):
+            raise ConfigurationError(f"{name} must be true or false, not {node[name]!r}")
+
+
+def check_threads(node: Mapping[str, Any]) -> None:
+    """Of the number of threads; null: one per core."""
+    if node["threads"] is not None:
+        check_whole(node, "threads", 1)
+        if node["threads"] > MOST_THREADS:
+            raise ConfigurationError(f"threads must be at most {MOST_THREADS}, not {node['threads']}")
 
 
 def _seconds(node: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
