@@ -20,7 +20,7 @@ from pbrl.run import sweep
 from pbrl.run.job import stop_signal
 from pbrl.run.record import RecordError, Row, read
 from pbrl.run.settings import plain_settings
-from pbrl.run.terminal import say
+from pbrl.run.terminal import ProgressBar, say
 from pbrl.run.training import TrainingRun, task_of
 from pbrl.simulation.simulator import Simulator
 from pbrl.threads import cores, threads_of_a_job
@@ -41,7 +41,8 @@ class Cost(Callback):
             kinds.setdefault(tuple(each for each in job["overrides"] if not each.startswith("seed=")), []).append(
                 number
             )
-        for numbers in kinds.values():
+        trying = "trying how long an iteration takes"
+        for numbers in ProgressBar(kinds.values(), desc=trying, unit="kind", leave=False, dynamic_ncols=True):
             if stop_signal(planned.folder):
                 return
             settings = job_settings(config, planned.jobs[numbers[0]]["overrides"])
@@ -98,7 +99,6 @@ def pace(rows: Sequence[Row]) -> float:
 def try_out(settings: Mapping[str, Any], steps: Sequence[int]) -> float:
     """Seconds of an iteration, from iterations with shorter episodes: a straight line through two of them."""
     env = settings["env"]
-    say(f"trying how long an iteration takes: {env['name']}, {settings['name']}")
     torch.set_num_threads(settings["threads"])
     whole = Simulator(task_of(env, settings["allow"]), steps=env["steps"], seed=0).steps
     few, more = (min(each, whole) for each in steps)

@@ -114,6 +114,15 @@ def test_a_plugin_that_is_missing_has_its_extra_named(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_sweep_costs_is_tried_and_said_before_it_starts(train: Command, tmp_path: Path) -> None:
+    cost = ["+hydra.callbacks.cost._target_=pbrl.run.trial.Cost", "+hydra.callbacks.cost.steps=[2,4]"]
+    assert train([*PAIR, "seed=0"], tmp_path)[0] == 0
+    code, out, err = train([*AGENTS, *cost], tmp_path)
+    assert code == 0, out + err
+    said = out.index("4 runs, 1 of them finished: the others take about 0.0 hours on this machine, 1 at a time")
+    assert said < out.index("run 1 of 4, about 0.0 hours are left") < out.index("run 4 of 4")
+
+
 # ------------------------------------------------------------------------------- relaunching, failing, stopping
 
 
