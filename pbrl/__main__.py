@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     for program, does in PROGRAMS.items():
         table.add_row(f"python -m pbrl.{program}", does)
     Console().print(table)
-    print("\n`pbrl train ...` is the same as `python -m pbrl.train ...`; --help shows examples and settings.")
+    print("\n`pbrl train ...` is the same; --help shows examples and settings.")
     if name not in ("", "-h", "--help"):
         raise SystemExit(f"pbrl: there is no program {name!r}")
 

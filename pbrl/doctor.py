@@ -1,13 +1,15 @@
-"""Check this machine: versions, disk, cores, physics, pictures and wandb, with advice for every problem.
+"""Check this machine, with advice for every problem.
 
-    python -m pbrl.doctor
+    python -m pbrl.doctor    # versions, disk, cores, physics, pictures, wandb
 
-It asks no questions, uses no network and leaves no files. Its exit code is 1 if there is a problem that prevents
-training. Packages are imported only when they are checked, so that a broken package is a line in the table.
+It asks no questions, uses no network and leaves no files. Its exit code is 1
+if there is a problem that prevents training. Packages are imported only when
+they are checked, so that a broken package is a line in the table.
 """
 
 from __future__ import annotations
 
+import argparse
 import netrc
 import os
 import platform
@@ -248,8 +250,10 @@ def show(finding: Finding, console: Console) -> None:
         console.print(Text(f"{indent}-> {finding.advice}", "dim"), soft_wrap=True, highlight=False)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run all checks and print their findings."""
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser("python -m pbrl.doctor", description=__doc__, formatter_class=form).parse_args(arguments)
     console, findings = Console(), []
     for check in (versions, extras, names, folder, cores, simulation, pictures, wandb):
         with console.status(f"checking {check.__name__}"):

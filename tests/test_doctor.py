@@ -175,7 +175,7 @@ def test_only_problems_make_the_command_fail(
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda check: [Finding(status, check.__name__, "it [is] so", "do [this]")])
     with pytest.raises(SystemExit) as stop:
-        doctor.main()
+        doctor.main([])
     assert stop.value.code == code
     said = capsys.readouterr().out
     for text in ("it [is] so", "do [this]", "wandb", "cores", status):

@@ -1,8 +1,8 @@
 """How fast everything is, beside its limit and its peers.
 
-    python -m pbrl.bench                                     half an hour
-    python -m pbrl.bench short=true                          a minute or two
-    python -m pbrl.bench tasks=[walker_walk] only=[EnvPool]  one task, some of the contenders
+    python -m pbrl.bench                                      # half an hour
+    python -m pbrl.bench short=true                           # a minute or two
+    python -m pbrl.bench tasks=[walker_walk] only=[EnvPool]   # beside EnvPool
 
 It prints tables of medians, and writes them as CSV files.
 """

@@ -1,6 +1,6 @@
 """The intrinsic dimension of a setting of `pbrl.finetune`: d90 by SAID (Aghajanyan et al. 2021).
 
-    python -m pbrl.finetune.dimension model.layers=4 model.tuned_layers=1 task.path=/folder/with/mrpc
+    python -m pbrl.finetune.dimension model.layers=4 task.path=/folder/with/mrpc
 
 Tunes the setting with Adam, in random subspaces of d' dimensions and in full, several times each. The best accuracies
 are written to `intrinsic_dimension.json` in the setting's folder, where `pbrl.finetune.report` finds them. Those

@@ -6,9 +6,11 @@ Many settings of different intrinsic dimension k: models, layers kept, layers re
 which weights of the head are tuned. The network below the head is frozen and its output is computed once, so that all
 methods of a setting are evaluated together, in one matrix product (`pbrl.finetune.heads`). Per setting:
 
-    tune      for each tuning seed: NCRS, MeZO and RSGF with every hyperparameter, for a while
-    select    for each tuning seed: those with the lowest validation loss, until one is at the target; the soonest wins
-    measure   for each seed: SGD; Adam in random subspaces (SAID), for k; each search until it is at its targets
+    tune      by tuning seed: NCRS, MeZO, RSGF, all hyperparameters, a while
+    select    by tuning seed: those with the lowest validation loss, until one
+              is at the target; the soonest wins
+    measure   by seed: SGD; Adam in random subspaces (SAID), for k; each search
+              until it is at its targets
 
 Every seed draws its own validation set, minibatches, subspaces and directions. Each of these pieces is a file in
 `root`, and the same command does what is missing; seeds come in turn, so that an unfinished study has all settings with
@@ -37,8 +39,9 @@ from tqdm import tqdm
 from pbrl.finetune import heads, language, paraphrases, pretrained, said
 from pbrl.finetune.heads import Encoded, Head, Split
 from pbrl.finetune.paraphrases import DataError, Example
+from pbrl.run.command_line import run_main
 from pbrl.run.files import write_atomically
-from pbrl.run.settings import ConfigurationError, suggest
+from pbrl.run.settings import ConfigurationError
 from pbrl.search import NCRS, RSGF, Directions, MeZO, Rule, Search
 from pbrl.seeds import streams
 from pbrl.types import Float64
@@ -589,8 +592,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        suggest(sys.argv[1:], ("task",))
-    except ConfigurationError as error:
-        raise SystemExit(f"pbrl.finetune.study: {error}") from None
-    main()
+    run_main(main, program="pbrl.finetune.study", config="finetune_study", groups=("task",), about=__doc__)

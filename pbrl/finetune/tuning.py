@@ -1,8 +1,8 @@
 """Fine-tune a language model by comparisons of its loss, to see how the intrinsic dimension sets the pace.
 
     python -m pbrl.finetune method=ncrs task.path=/folder/with/mrpc
-    python -m pbrl.finetune -m method=sgd lr=0.01,0.03,0.1 task.path=...          # a sweep
-    python -m pbrl.finetune -m method=ncrs seed=0,1,2,3,4 target=sgd tuned=true task.path=...
+    python -m pbrl.finetune -m method=sgd lr=0.01,0.03,0.1 ...      # a sweep
+    python -m pbrl.finetune -m method=ncrs target=sgd tuned=true seed=0,1,2 ...
 
 The first experiment of the NCRS paper (El Bakkali El Kadi et al. 2026, section 4.1): SGD shows which accuracy is
 possible in a setting; NCRS, MeZO and RSGF run until they exceed it. An iteration is two evaluations on the same

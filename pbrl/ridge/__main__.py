@@ -1,7 +1,7 @@
 """The paper's synthetic experiment, and its peers: how many comparisons until the gradient is small.
 
-    python -m pbrl.ridge                                     the table, under a minute on two cores
-    python -m pbrl.ridge experiment.only=[ncrs,saha_2025]    some of the optimisers
+    python -m pbrl.ridge                                    # under a minute
+    python -m pbrl.ridge experiment.only=[ncrs,saha_2025]   # some optimisers
 
 docs/ridge.md says what is measured, and how an optimiser of your own joins.
 """

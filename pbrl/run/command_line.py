@@ -124,8 +124,9 @@ def _settings(name: str, folders: Sequence[Path] = ()) -> list[str]:
             block = found[1]
         hidden = block in ("defaults", "hydra", "choices") or re.match(rf"\s*{_NOT_SETTINGS}", line)
         if line.strip() and not hidden and not line.startswith(("# python -m", "# @package")):
-            indent = " " * (len(line) - len(line.lstrip()) + 6)
+            in_comment = 0 <= f"  {line}".find(" #") < _width()  # where the line breaks; or else in a long value
+            indent = " " * (len(line) - len(line.lstrip()) + 6) + "# " * in_comment
             lines += textwrap.wrap(
-                f"  {line}", _width(), subsequent_indent=f"{indent}# ", break_long_words=False, break_on_hyphens=False
+                f"  {line}", _width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )
     return lines

@@ -58,9 +58,10 @@ def run_job(
     def write_state(state: str, **more: Any) -> None:
         write_atomically(path, json.dumps({**job, "state": state, **more}, indent=2) + "\n")
 
-    if stop_signal(folder):
+    if number := stop_signal(folder):
         write_state(NOT_STARTED)
-        print(f"{cfg.folder}: not started, because {folder / 'stop'} says that the sweep was stopped", file=sys.stderr)
+        if owns_terminal():
+            raise Stopped(number)
         return None
     write_state(RUNNING)
     try:
@@ -71,6 +72,8 @@ def run_job(
             time.sleep(SLURM_SECONDS)
         else:
             request_stop(folder, stopped.number)
+        if owns_terminal():  # no other job is under way, and none is to come: this ends the launcher
+            raise
         return None
     except Exception as error:
         why = user_message(error) or f"{type(error).__name__}: {error}"

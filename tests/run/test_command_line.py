@@ -22,6 +22,7 @@ PROGRAMS = {
     "pbrl.finetune": (["task", "model", "method", "study"], "evaluation: # on the validation set"),
     "pbrl.finetune.dimension": (["task", "model"], "seeds: 5 # runs for each d'"),
     "pbrl.finetune.bench": (["task", "model"], "iterations: 10 # per turn"),
+    "pbrl.finetune.study": (["task"], "smoothing: 8 # evaluations whose mean"),
 }
 
 
@@ -37,11 +38,16 @@ def said(program: str, arguments: list[str], capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_has_examples_own_groups_and_what_settings_mean(program: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples_own_groups_and_what_settings_mean(
+    program: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     groups, comment = PROGRAMS[program]
     code, out = said(program, ["--help"], capfd)
     assert code == 0
-    assert f"    python -m {program}" in out  # an example
+    about = out.partition("Chosen by name")[0].partition("Set by name")[0]
+    assert f"    python -m {program}" in about  # an example
+    assert max(map(len, about.splitlines())) <= 80
     assert comment in out
     chosen = out.partition("Chosen by name")[2].partition("Set by name")[0]
     for group in ("agent", "env", "oracle", "experiment", "task", "model", "method", "study", "policy", "hydra"):
@@ -86,7 +92,7 @@ def test_mistakes_are_answered_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "program", ["pbrl.play", "pbrl.report", "pbrl.label", "pbrl.reference", "pbrl.finetune.report"]
+    "program", ["pbrl.play", "pbrl.report", "pbrl.label", "pbrl.reference", "pbrl.doctor", "pbrl.finetune.report"]
 )
 def test_programs_without_settings_have_examples_too(
     program: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -105,6 +111,8 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, lines)) <= 80
     at = next(i for i, line in enumerate(lines) if line.startswith("  bits: null # answers per iteration"))
     assert lines[at + 1].startswith("      # ")  # what a setting means goes on as a comment
+    how = {"program": "pbrl.finetune.study", "config": "finetune_study", "groups": (), "about": ""}
+    assert "        weights: norm, steepest: null}" in help_text([], **how).splitlines()  # and a long value as it is
 
 
 def test_a_command_without_arguments_is_fine() -> None:

@@ -209,13 +209,17 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
         return iterate(self, iteration)
 
     before = signal.getsignal(signal.SIGINT)
+    launched, launch = [], basic_launcher.run_job
     with monkeypatch.context() as patch:
+        patch.setattr(basic_launcher, "run_job", lambda *a, **more: launched.append(0) or launch(*a, **more))
         patch.setattr(TrainingRun, "iterate", interrupt)
         code, out, _ = train(PAIR, tmp_path)
     assert code == 128 + signal.SIGINT
     assert "0 of 2 runs are finished; stopped by a signal: the same command continues" in out
     assert len(record(tmp_path / RUNS[2])) == 1
     assert not (tmp_path / RUNS[3]).exists()
+    assert len(launched) == 1  # a sweep of many runs ends at once
+    assert summary(tmp_path).count("not started") == 1
     assert signal.getsignal(signal.SIGINT) is before
     code, out, err = train(PAIR, tmp_path)
     assert code == 0, err
