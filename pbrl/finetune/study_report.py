@@ -11,6 +11,7 @@ censored, and `pbrl.finetune.trend` counts it as that.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ from pbrl.finetune.trend import Trend, fit
 from pbrl.report import page
 from pbrl.report.figures import styles
 from pbrl.report.files import Output
-from pbrl.report.panels import panels
 from pbrl.report.tables import Table
 from pbrl.types import Float64
 
@@ -207,24 +207,28 @@ def who_is_first(measured: Sequence[Measured], target: str) -> list[str]:
 
 
 def draw(measured: Sequence[Measured]) -> Figure:
-    """Iterations against k, one panel for each target: every run a point, hollow if censored, and the fitted lines."""
-    figure, axes = panels(len(TARGETS))
-    looks = styles(METHODS)
-    for axis, (target, title) in zip(axes, TARGETS.items(), strict=True):
+    """Iterations against k, a panel for each method and target: every run a point, hollow if censored."""
+    targets, looks = ("loss", "half"), styles(METHODS)
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    axes = figure.subplots(len(targets), len(METHODS), sharex=True, sharey=True, squeeze=False)
+    for (row, target), (column, method) in itertools.product(enumerate(targets), enumerate(METHODS)):
+        axis, colour = axes[row, column], looks[method]["color"]
         decide = [each for each in measured if each.decides(target)]
-        for shift, (method, look) in zip((0.96, 1.0, 1.04), looks.items(), strict=True):
-            for each in decide:
-                for iterations, arrived in zip(*each.taken(method, target), strict=True):
-                    face = look["color"] if arrived else "none"
-                    axis.plot(each.k(target) * shift, iterations, "o", ms=3.5, color=look["color"], mfc=face, alpha=0.7)
-            label = method
-            if found := trend_of(measured, method, target):
-                x = np.array([min(each.k(target) for each in decide), max(each.k(target) for each in decide)])
-                axis.plot(x, np.exp(found.intercept) * x**found.exponent, **look)
-                label = f"{method}: k^{found.exponent:.2f} [{found.low:.2f}, {found.high:.2f}]"
-            axis.plot([], [], label=label, **look)
-        axis.set(xscale="log", yscale="log", title=title, xlabel="intrinsic dimension k = d90", ylabel="iterations")
-        axis.legend(title="hollow: not arrived", fontsize=8)
+        k = np.array([each.k(target) for each in decide for _ in each.pieces])
+        taken, arrived = (np.concatenate(each) for each in zip(*(s.taken(method, target) for s in decide), strict=True))
+        axis.plot(k[arrived], taken[arrived], "o", ms=3.5, color=colour, alpha=0.7)
+        axis.plot(k[~arrived], taken[~arrived], "o", ms=3.5, color=colour, mfc="none")
+        title = method
+        if found := trend_of(measured, method, target):
+            ends = np.array([k.min(), k.max()])
+            axis.plot(ends, np.exp(found.intercept) * ends**found.exponent, color=colour)
+            title = f"{method}: k to the power of {found.exponent:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        axis.set(xscale="log", yscale="log", title=title)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        if column == 0:
+            axis.set_ylabel(f"iterations to {TARGETS[target]}", fontsize=9)
+    figure.supxlabel("intrinsic dimension k = d90 of a setting")
     return figure
 
 
@@ -243,7 +247,9 @@ def report(root: Path) -> None:
     for note in notes:
         output.say(note)
         found += page.paragraph(note)
-    found += output.figure("study", draw(measured), "Every point is a run; a hollow one did not arrive.")
+    found += output.figure(
+        "study", draw(measured), "Every point is a run; a hollow one did not arrive in its iterations."
+    )
     output.write_csv()
     written = page.page("pbrl: iterations and intrinsic dimension", "", {"The study": found})
     (output.folder / "index.html").write_text(written, encoding="utf-8")
