@@ -145,7 +145,8 @@ def run(
                 break
             if signal:
                 bar.close()
-                say(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
+                if progress_bar:  # else the program that launched this run says so, above its own bars
+                    say(f"stopped after {iteration + 1} of {iterations} iterations; the same command goes on")
                 raise Stopped(signal)
 
 
