@@ -68,6 +68,21 @@ def test_an_agent_an_oracle_and_a_task_of_ones_own(extension: Path, search: list
     assert "hill_climber" in done.stdout
 
 
+@pytest.mark.slow
+def test_an_agent_of_ones_own_is_held_to_the_contract(extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/extending.md").read_text()
+    (settings, tests) = re.findall(r'^    PBRL_AGENT="(.*)" python -m pytest (.*)$', page, flags=re.M)[0]
+    monkeypatch.setenv("PBRL_AGENT", settings)
+    paths = [str(ROOT / path) for path in tests.split()]
+    done = run(["pytest", "-c", str(ROOT / "pyproject.toml"), "-n", "0", "-p", "no:cacheprovider", *paths], extension)
+    assert done.returncode == 0, done.stdout
+    assert "hill_climber" not in done.stdout  # what fails is named
+    climber = extension / "mine/agent.py"
+    climber.write_text(climber.read_text().replace("pairs = budget.pairs_left", "pairs = budget.pairs_left // 2"))
+    done = run(["pytest", "-c", str(ROOT / "pyproject.toml"), "-n", "0", "-p", "no:cacheprovider", *paths], extension)
+    assert "used_in_full[8-4-hill_climber]" in done.stdout
+
+
 def test_nothing_of_ones_own_runs_unless_it_is_allowed(extension: Path) -> None:
     (extension / "mine/__init__.py").write_text("open('imported', 'w')")
     own = ["--config-dir", "my_conf", "agent=hill_climber", "env=pendulum_swingup"]

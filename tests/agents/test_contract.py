@@ -1,4 +1,4 @@
-"""What every agent must keep to, for every file in conf/agent."""
+"""What every agent must keep to, for every file in conf/agent, or one of your own: see docs/extending.md."""
 
 import json
 
@@ -8,13 +8,12 @@ from numpy.testing import assert_array_equal
 
 from pbrl.ledger import BudgetError
 from pbrl.run import checkpoint
-from pbrl.run.settings import ConfigurationError, check_node, choices
+from pbrl.run.settings import ConfigurationError, check_node
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Answers, Preferences, Reason
-from tests.agents.toy import Trial, is_yardstick, settings_of
+from tests.agents.toy import AGENTS, Trial, settings_of
 from tests.toy_task import ToySimulator
 
-AGENTS = choices("agent")
 SMALL = ("trajectories=8", "pairs=4")
 
 pytestmark = pytest.mark.parametrize("agent", AGENTS)
@@ -64,7 +63,7 @@ def test_the_budget_is_kept_and_the_pairs_are_used_in_full(agent, trajectories, 
     counts = trial.ledger.counts()
     assert 0 < counts["trajectories"] <= 2 * trajectories
     assert counts["env_steps"] == 20 * counts["trajectories"]
-    assert counts["pairs_asked"] == (0 if is_yardstick(agent) else 2 * pairs)
+    assert counts["pairs_asked"] == (0 if trial.ledger.yardstick else 2 * pairs)
 
 
 @pytest.mark.parametrize("pairs", [8, 128])
@@ -78,7 +77,7 @@ def test_more_or_fewer_pairs_than_half_the_trajectories_are_used_in_full(agent, 
         for question in listener.questions
         for pair in zip(question.first, question.second, strict=True)
     ]
-    assert len(compared) == trial.ledger.counts()["pairs_asked"] == (0 if is_yardstick(agent) else pairs)
+    assert len(compared) == trial.ledger.counts()["pairs_asked"] == (0 if trial.ledger.yardstick else pairs)
     assert all(len(pair) == 2 for pair in compared), "a trajectory was compared with itself"
 
 
@@ -168,7 +167,7 @@ def test_true_rewards_are_out_of_reach(agent):
     clean.run(3)
     poisoned.run(3, wrap=lambda budget: Poisoned(budget, poisoned.simulator, true))
     # A yardstick, which is given true rewards, asks nothing: see the next test.
-    assert np.isnan(poisoned.simulator.collected[-1].task_rewards).all() != is_yardstick(agent)
+    assert np.isnan(poisoned.simulator.collected[-1].task_rewards).all() != poisoned.ledger.yardstick
     assert_array_equal(clean.agent.parameters, poisoned.agent.parameters)
 
 
@@ -185,9 +184,9 @@ def test_a_teacher_who_skips_everything_teaches_nothing(agent):
     other = Trial(agent, *SMALL, oracle=Silent(), simulator=Opposite(3))
     metrics = [*one.run(3), *other.run(3)]
     assert all(np.isfinite(value) for each in metrics for value in each.values())
-    expected = 0 if is_yardstick(agent) else 12
+    expected = 0 if one.ledger.yardstick else 12
     assert one.ledger.counts()["pairs_skipped"] == one.ledger.counts()["pairs_asked"] == expected
-    assert (one.agent.parameters == other.agent.parameters).all() != is_yardstick(agent)
+    assert (one.agent.parameters == other.agent.parameters).all() != one.ledger.yardstick
 
 
 # Learning
@@ -223,23 +222,23 @@ def described(node, path=()):
 
 
 def test_wrong_missing_and_mistyped_settings_fail_by_name(agent):
-    settings = settings_of(agent)["agent"]
-    check_node(settings, "agent")
+    settings, allow = (settings_of(agent)[key] for key in ("agent", "allow"))
+    check_node(settings, "agent", allow=allow)
     nodes = dict(described(settings))
     assert {(), ("policy",)} <= {*nodes}
     for path, node in nodes.items():
         name = r"\.".join(("agent", *path))
         with pytest.raises(ConfigurationError, match=rf"^{name}\.surplus: unknown setting"):
-            check_node(changed(settings, path, lambda it: {**it, "surplus": 1}), "agent")
+            check_node(changed(settings, path, lambda it: {**it, "surplus": 1}), "agent", allow=allow)
         for key, value in node.items():
             if key.startswith("_") or (path, key) == ((), "policy"):  # what the runner makes of it is offered
                 continue
             if not node.get("_partial_"):  # the owner of a partial one may add what is missing
                 without = changed(settings, path, lambda it, key=key: {k: v for k, v in it.items() if k != key})
                 with pytest.raises(ConfigurationError, match=rf"^{name}\.{key} is missing"):
-                    check_node(without, "agent")
+                    check_node(without, "agent", allow=allow)
             if value is None or isinstance(value, bool | int | float | str):
                 wrong = 17 if isinstance(value, str) else "nonsense"
                 mistyped = changed(settings, path, lambda it, key=key, wrong=wrong: {**it, key: wrong})
                 with pytest.raises(ConfigurationError, match=rf"^{name}\.{key} must be .*, not {wrong!r}"):
-                    check_node(mistyped, "agent")
+                    check_node(mistyped, "agent", allow=allow)

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from pbrl.ledger import Budget, Ledger
-from pbrl.run.settings import choices
 from pbrl.simulation.simulator import Simulator
 from pbrl.types import Answers, Behaviour, Pairs, Preferences, Question, Trajectories
-from tests.agents.toy import Trial
+from tests.agents.toy import AGENTS, Trial
 from tests.toy_task import ToySimulator
 
 OURS = ("pbrl", "agents", "oracles", "tests", "test_object_graph")
@@ -133,7 +132,7 @@ def test_nothing_that_an_agent_receives_leads_to_the_truth(trial):
     assert {name: leaks(each, ledger) for name, each in received.items()} == {name: [] for name in received}
 
 
-@pytest.mark.parametrize("agent", choices("agent"))
+@pytest.mark.parametrize("agent", AGENTS)
 def test_nothing_that_an_agent_holds_leads_to_the_truth(agent):
     trial = Trial(agent, "trajectories=8", "pairs=4")
     trial.run(2)

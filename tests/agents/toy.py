@@ -1,17 +1,17 @@
 """Small agents, a budget that pays for anything, and behaviour to learn from."""
 
 import functools
+import os
+import shlex
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-import conf
 from pbrl.ledger import Ledger
 from pbrl.policy import GaussianPolicy
-from pbrl.run.settings import build
+from pbrl.run.settings import build, choices
 from pbrl.run.training import build_agent, remembered
 from pbrl.types import Behaviour, Clips, Pairs, Preferences
 from tests.toy_task import ACT, OBS, STEPS, ToySimulator
@@ -21,6 +21,12 @@ MOST = {"passes": 8, "gradient_steps": 10, "updates_per_step": 0.1, "updates_aft
 POLICY = partial(GaussianPolicy, hidden=[16, 16], hidden_gain=2**0.5, output_gain=0.01)
 
 
+# In place of the agents of conf/agent, one of your own and the settings with which it is found: see docs/extending.md.
+_given = shlex.split(os.environ.get("PBRL_AGENT", ""))
+OWN = [each for each in _given if not each.startswith("agent=")]
+AGENTS = [each.removeprefix("agent=") for each in _given if each not in OWN] or choices("agent")
+
+
 # Agents of conf/agent
 
 
@@ -28,7 +34,7 @@ POLICY = partial(GaussianPolicy, hidden=[16, 16], hidden_gain=2**0.5, output_gai
 def composed(*overrides):
     """The settings of a run that its objects are built from, with small networks."""
     with initialize_config_module("conf"):
-        cfg = compose("train", overrides=["env=cheetah_run", *overrides])
+        cfg = compose("train", overrides=["env=cheetah_run", *overrides, *OWN])
     names = ("agent", "oracle", "trajectories", "pairs", "bits", "remember", "allow", "normalise_observations")
     settings = {
         name: OmegaConf.to_container(cfg[name], resolve=True) if OmegaConf.is_config(cfg[name]) else cfg[name]
@@ -43,11 +49,6 @@ def shrunk(node):
         return node
     small = {key: [16, 16] if key.endswith("hidden") else shrunk(value) for key, value in node.items()}
     return small | {key: min(most, node[key]) for key, most in MOST.items() if node.get(key)}
-
-
-def is_yardstick(name):
-    """Whether it is no agent of the benchmark, but learns from true rewards."""
-    return "\nyardstick: true" in (Path(conf.__file__).parent / "agent" / f"{name}.yaml").read_text()
 
 
 def settings_of(name, *overrides, **changes):
@@ -77,7 +78,7 @@ class Trial:
         self.agent = build_agent(settings, self.simulator, rng=np.random.default_rng(learning), **offered)
         self.ledger = Ledger(
             simulator=self.simulator,
-            oracle=oracle or build(settings["oracle"], rng=np.random.default_rng(teaching)),
+            oracle=oracle or build(settings["oracle"], allow=settings["allow"], rng=np.random.default_rng(teaching)),
             trajectories_per_iteration=settings["trajectories"],
             pairs_per_iteration=settings["pairs"],
             bits_per_iteration=settings["bits"],
