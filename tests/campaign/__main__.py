@@ -3,7 +3,7 @@
     python tests/campaign                                      # all of it: some hours on two cores
     python tests/campaign kills overrides --scale 0.1 --seed 1 # two parts, a tenth of each, of other draws
     python tests/campaign --results all.jsonl                  # add it to a file, and show all that is in it
-    python tests/campaign --write docs/reliability.md          # put the table into the page
+    python tests/campaign --scale 0 --results all.jsonl --write docs/reliability.md  # put the table into the page
 
 Every part is drawn from --seed, and ends when --minutes are over: the table says how many attempts were made. The
 program exits with 1 if anything was lost, wrong, executed, or answered with a traceback.
@@ -87,7 +87,7 @@ def main() -> None:
     tallies = []
     with tempfile.TemporaryDirectory(prefix="campaign") as name, runs.models_compiled_once():
         folder = Path(name)
-        parts = options.parts or [*PARTS]
+        parts = (options.parts or [*PARTS]) if options.scale else []
         agents = runs.AGENTS if {*parts} - {*WITHOUT_RUNS} else ()
         wholes = [runs.make_whole(agent, folder / "whole" / agent) for agent in agents]
         for part in parts:
