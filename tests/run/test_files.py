@@ -6,11 +6,13 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pbrl.run.files import unused_name, write_atomically
+from pbrl.run.policy_file import policy_bytes
 
 
 @given(contents=st.lists(st.binary(max_size=200) | st.text(max_size=50), min_size=1, max_size=4))
@@ -105,3 +107,8 @@ def test_names_to_keep_things_aside(tmp_path):
     (tmp_path / "metrics~1.jsonl").touch()
     assert unused_name(path) == tmp_path / "metrics~2.jsonl"
     assert unused_name(tmp_path / "preferences") == tmp_path / "preferences~1"
+
+
+def test_a_policys_bytes_do_not_depend_on_the_order_of_what_is_said_about_it():
+    parameters = np.ones(3, np.float32)
+    assert policy_bytes(parameters, task="a", iteration="1") == policy_bytes(parameters, iteration="1", task="a")
