@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,8 @@ from pbrl.simulation.simulator import Simulator
 from pbrl.simulation.tasks import Task
 from pbrl.simulation.worlds import NativeWorlds, PlainWorlds, Worlds
 from pbrl.types import Bool, Float64, Int64
+
+_WINDOW_SECONDS = 5.0  # that a window may take to close
 
 
 def _spaces(simulator: Simulator) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
@@ -237,8 +240,11 @@ class BatchedEnv(gymnasium.vector.VectorEnv[Float64, Float64, Any]):
         return tuple(np.asarray(video.picture(each, self._camera, self._size)) for each in self.physics())
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002
-        """Stop the threads."""
+        """Stop the threads, and let go of OpenGL: when Python ends, it is too late for OSMesa."""
         self._threads.stop()
+        for each in self.physics():
+            if each._contexts is not None:
+                each._free_rendering_contexts()
 
     def _checked(self, actions: Any) -> Any:
         """The actions, if they are fit for compiled code, which checks nothing."""
@@ -269,7 +275,9 @@ class SingleEnv(gymnasium.Env[Float64, Float64]):
         self._batch = BatchedEnv(1, task, 1, max_episode_steps, render_mode=drawing, **pictures)
         self.metadata = {**self.metadata, "render_fps": self._batch.metadata["render_fps"]}
         self.render_mode = render_mode
+        before = {*threading.enumerate()}
         self._window = window(self._batch.physics()[0]) if render_mode == "human" else None
+        self._window_threads = {*threading.enumerate()} - before
         self.observation_space = self._batch.single_observation_space
         self.action_space = self._batch.single_action_space
 
@@ -300,6 +308,8 @@ class SingleEnv(gymnasium.Env[Float64, Float64]):
         self._batch.close()
         if self._window is not None:
             self._window.close()
+            for thread in self._window_threads:  # if Python ends before they do, it crashes
+                thread.join(_WINDOW_SECONDS)
 
 
 def window(physics: Any) -> Any:

@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -282,20 +283,26 @@ def test_where_there_is_a_display_a_window_follows_every_step(monkeypatch: pytes
 
     class Window:
         def __init__(self, physics: Any) -> None:
-            self.physics = physics
+            self.physics, self.over = physics, threading.Event()
+            threading.Thread(target=self.live, daemon=True).start()
+
+        def live(self) -> None:
+            self.over.wait()
+            time.sleep(0.2)  # as a window takes some time to close
+            shown.append(-1.0)
 
         def sync(self) -> None:
             shown.append(self.physics.time())
 
         def close(self) -> None:
-            shown.append(-1.0)
+            self.over.set()
 
     monkeypatch.setattr(vector, "window", Window)
     one = gymnasium.make("pbrl/cartpole_swingup-v0", render_mode="human")
     one.reset(seed=0)
     one.step(one.action_space.sample())
     one.close()
-    assert shown == pytest.approx([0.0, 0.01, -1.0])
+    assert shown == pytest.approx([0.0, 0.01, -1.0])  # closed means that the window is gone
 
 
 @pytest.mark.slow
@@ -305,4 +312,7 @@ def test_real_pictures_where_something_can_draw() -> None:
     picture = one.render()
     assert isinstance(picture, np.ndarray)
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    (physics,) = one.unwrapped._batch.physics()  # type: ignore[attr-defined]
+    assert physics._contexts is not None
     one.close()
+    assert physics._contexts is None
