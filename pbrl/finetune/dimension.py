@@ -27,6 +27,7 @@ from pbrl.finetune.refusals import listed_refusals, refuse
 from pbrl.finetune.said import Subspace, train_in_subspace
 from pbrl.finetune.tuning import build_problem, check
 from pbrl.run.command_line import run_main
+from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError
 from pbrl.run.terminal import ProgressBar
 from pbrl.threads import cores
@@ -99,17 +100,9 @@ def measure(cfg: DictConfig, path: Path) -> dict[str, Any]:
                 results.append(best_in_full(problem, cfg, seed, progress))
             else:
                 results.append(best_in_subspace(problem, cfg, dimension, seed, progress))
-            write(path, found)
-    write(path, found)
+            write_atomically(path, json.dumps(found, indent=2) + "\n")
+    write_atomically(path, json.dumps(found, indent=2) + "\n")
     return found
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    """Write the file as a whole: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps(found, indent=2) + "\n")
-    unfinished.replace(path)
 
 
 def read_off(found: dict[str, Any], resamples: int) -> tuple[D90, D90]:
