@@ -93,9 +93,9 @@ def test_nothing_of_ones_own_runs_unless_it_is_allowed(extension: Path) -> None:
     assert not (extension / "imported").exists()
 
 
-def test_the_snippets_of_readme_and_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippets_of_readme_simulator_and_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, at_least in (("README.md", 2), ("docs/tutorial.md", 1)):
+    for name, at_least in (("README.md", 2), ("docs/simulator.md", 2), ("docs/tutorial.md", 1)):
         snippets = [content for language, content, _ in blocks(ROOT / name) if language == "python"]
         assert len(snippets) >= at_least
         for snippet in snippets:
@@ -108,4 +108,4 @@ def test_the_snippets_of_readme_and_tutorial_run(tmp_path: Path, monkeypatch: py
 def test_every_snippet_is_run_by_some_test() -> None:
     """Here, in tests/oracles/test_documentation.py or in tests/ridge/test_ridge.py."""
     pages = {path.name for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()}
-    assert pages == {"extending.md", "teachers.md", "ridge.md", "tutorial.md"}
+    assert pages == {"extending.md", "simulator.md", "teachers.md", "ridge.md", "tutorial.md"}
