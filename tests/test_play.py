@@ -170,6 +170,20 @@ def test_a_pair_is_answered_by_the_runs_teacher(run: Path, studio: Studio, capsy
     assert not (run / "play.gif").exists()
 
 
+def test_a_teacher_judges_what_is_shown_of_a_pair(
+    run: Path, studio: Studio, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_teacher(run, tau=0.0, gamma=1.0, eps_mistake=0.0)
+    whole = collected(run, mean_actions=False, rows=2).task_rewards
+    steps = next(n for n in range(4, STEPS) if np.diff(whole[:, :n].sum(1))[0] * np.diff(whole.sum(1))[0] < 0)
+    first, second = whole[:, :steps].sum(1)
+    main([str(run), "--pair", "--steps", str(steps)])
+    said = capsys.readouterr().out
+    assert f"the teacher prefers {'AB'[int(second > first)]}" in said
+    assert f"true return {first:.1f} and {second:.1f}" in said
+    assert len(studio.rewards) == 2 * (steps // 4 + 1)
+
+
 def test_a_gif_shows_in_colour_what_the_teacher_prefers(tmp_path: Path) -> None:
     sky = Image.fromarray(np.random.default_rng(0).integers(0, [30, 60, 120], (240, 320, 3)).astype(np.uint8))
     frame = video.caption(video.caption(sky, ["B   5.00 s"], video.PREFERRED), ["the teacher prefers B"])
