@@ -101,7 +101,7 @@ class SAC:
         initial = [torch.from_numpy(self.critic.initial(self.rng).astype(np.float32)) for _ in range(2)]
         self.Q = [each.clone().requires_grad_() for each in initial]
         self.Q_target = [each.clone() for each in initial]
-        self.critic_adam = torch.optim.Adam(self.Q, lr=self.critic_learning_rate, fused=True)
+        self.critic_adams = [torch.optim.Adam([each], lr=self.critic_learning_rate, fused=True) for each in self.Q]
 
     @property
     def parameters(self) -> Float32:
@@ -144,31 +144,30 @@ class SAC:
         y = batch.rewards + batch.goes_on * self.gamma * (torch.minimum(*Q_next) - self.alpha * next_log_pi)
 
         # Q_1, Q_2: Adam on the mean of (Q_1(s, a) - y)^2 + (Q_2(s, a) - y)^2
-        seen, n = self._seen(batch.obs, batch.actions), len(y)
+        given, seen = self._seen(batch.obs, batch.actions), self._seen(batch.obs, actions.detach()).requires_grad_()
+        n = len(y)
 
-        def fit(Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            """A critic's loss, and the gradient of it."""
+        def fit(Q: torch.Tensor, adam: torch.optim.Adam) -> tuple[torch.Tensor, torch.Tensor]:
+            """Let a critic learn; its loss, and what it then says of the actor's actions."""
             layers = list(self.critic.layers(Q.detach()))
-            value, gradients = mlp_with_gradient(seen, layers, "relu", lambda Q, rows: (Q - y[rows]) * (2 / n))
-            return ((value[:, 0] - y) ** 2).mean(), torch.cat([each.reshape(-1) for each in gradients])
+            value, gradients = mlp_with_gradient(given, layers, "relu", lambda Q, rows: (Q - y[rows]) * (2 / n))
+            _step(adam, Q, torch.cat([each.reshape(-1) for each in gradients]))
+            return ((value[:, 0] - y) ** 2).mean(), self._Q(Q.detach(), seen)
 
-        critic_losses, gradients = zip(*each(fit, self.Q), strict=True)
-        _step(self.critic_adam, self.Q, gradients)
+        critic_losses, (Q_1, Q_2) = zip(*each(fit, self.Q, self.critic_adams), strict=True)
 
         # pi: Adam on the mean of alpha log pi(a|s) - min_i Q_i(s, a)
-        seen = self._seen(batch.obs, actions.detach()).requires_grad_()
-        Q_1, Q_2 = each(lambda Q: self._Q(Q.detach(), seen), self.Q)
         actor_loss = (self.alpha * log_pi - torch.minimum(Q_1, Q_2)).mean().detach()
         smaller = (Q_1 < Q_2).float() / n, (Q_1 >= Q_2).float() / n
         first, second = each(lambda Q, weight: torch.autograd.grad(Q, seen, weight)[0], (Q_1, Q_2), smaller)
         slope = (first + second)[:, -self.policy.act_size :] / self.scale  # of min_i Q_i in the actions
         outputs, weights = (self.alpha * log_pi.mean(), actions), (None, -slope)
-        _step(self.actor_adam, [self.theta], torch.autograd.grad(outputs, self.theta, weights))
+        _step(self.actor_adam, self.theta, *torch.autograd.grad(outputs, self.theta, weights))
 
         # log alpha: Adam on the mean of -alpha ( log pi(a|s) + H )
         entropy = -log_pi.detach().mean()
         loss = self.log_alpha.exp() * (entropy - self.target_entropy)
-        _step(self.alpha_adam, [self.log_alpha], torch.autograd.grad(loss, self.log_alpha))
+        _step(self.alpha_adam, self.log_alpha, *torch.autograd.grad(loss, self.log_alpha))
 
         # Q'_i <- Q'_i + tau (Q_i - Q'_i), every few updates
         if self.updates % self.target_every == 0:
@@ -199,7 +198,6 @@ class SAC:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly, but for the generator, which is its owner's."""
-        adams = {"actor_adam": self.actor_adam, "critic_adam": self.critic_adam, "alpha_adam": self.alpha_adam}
         return {
             "theta": self.theta.detach().clone(),
             "log_alpha": self.log_alpha.detach().clone(),
@@ -207,7 +205,7 @@ class SAC:
             "Q_target": [each.clone() for each in self.Q_target],
             "updates": self.updates,
             "replay": self.replay.state_dict(),
-            **{name: deepcopy(adam.state_dict()) for name, adam in adams.items()},
+            "adams": [deepcopy(adam.state_dict()) for adam in self._adams()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,8 +216,11 @@ class SAC:
                 ours.data = saved.clone()
         self.updates = state["updates"]
         self.replay.load_state_dict(state["replay"])
-        for name in ("actor_adam", "critic_adam", "alpha_adam"):
-            getattr(self, name).load_state_dict(deepcopy(state[name]))
+        for adam, saved in zip(self._adams(), state["adams"], strict=True):
+            adam.load_state_dict(deepcopy(saved))
+
+    def _adams(self) -> list[torch.optim.Adam]:
+        return [self.actor_adam, *self.critic_adams, self.alpha_adam]
 
 
 def random_actions(policy: SquashedGaussianPolicy) -> Float32:
@@ -234,8 +235,7 @@ def random_actions(policy: SquashedGaussianPolicy) -> Float32:
     return parameters
 
 
-def _step(adam: torch.optim.Adam, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+def _step(adam: torch.optim.Adam, parameters: torch.Tensor, gradient: torch.Tensor) -> None:
     """One step of Adam."""
-    for each, gradient in zip(parameters, gradients, strict=True):
-        each.grad = gradient
+    parameters.grad = gradient
     adam.step()

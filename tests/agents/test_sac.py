@@ -170,7 +170,7 @@ def test_new_critics_leave_actor_and_temperature_alone():
     assert sac.alpha == alpha
     assert all((one != two).any() for one, two in zip(sac.Q, critics, strict=True))
     assert all(torch.equal(slow, fast.detach()) for slow, fast in zip(sac.Q_target, sac.Q, strict=True))
-    assert not sac.critic_adam.state
+    assert not any(adam.state for adam in sac.critic_adams)
     before = [each.detach().clone() for each in sac.Q]
     sac.update(batch)  # the new optimiser has the new critics
     assert all((one != two).any() for one, two in zip(sac.Q, before, strict=True))
