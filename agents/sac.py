@@ -30,7 +30,6 @@ import torch
 
 from agents.replay import Batch, Replay
 from pbrl.ledger import Budget
-from pbrl.network import mlp, mlp_with_gradient
 from pbrl.policy import Network, SquashedGaussianPolicy
 from pbrl.types import Behaviour, Float32, Metrics
 
@@ -133,36 +132,47 @@ class SAC:
 
     def update(self, batch: Batch, each: Map = map) -> Metrics:
         """One step of critics, actor and temperature."""
+        n, theta = len(batch.obs), self.theta.detach()
+        obs, next_obs = self._normalised(batch.obs), self._normalised(batch.next_obs)
+
         # a' ~ pi(s'), and a ~ pi(s) for the actor's loss below
-        noise = torch.from_numpy(self.rng.standard_normal((2, len(batch.obs), self.policy.act_size), np.float32))
-        policies, states = (self.theta.detach(), self.theta), (batch.next_obs, batch.obs)
-        (next_actions, next_log_pi), (actions, log_pi) = each(self._act, policies, states, noise)
+        noise = torch.from_numpy(self.rng.standard_normal((2, n, self.policy.act_size), np.float32))
+        actor = self.policy.network
+
+        def act(obs: torch.Tensor, noise: torch.Tensor) -> tuple[Any, ...]:
+            """Actions of pi, log pi of them in units of the bounds, and the pass through its network."""
+            outputs, passed = actor.forward(theta, obs)
+            actions, log_pi = self.policy.sample_from(outputs.requires_grad_(), noise)
+            return actions, log_pi + self.log_scale, outputs, passed
+
+        (next_actions, next_log_pi, *_), (actions, log_pi, outputs, passed) = each(act, (next_obs, obs), noise)
+        next_actions, next_log_pi = next_actions.detach(), next_log_pi.detach()
 
         # y <- r + gamma ( min_i Q'_i(s', a') - alpha log pi(a'|s') ), or r where the episode ended
-        next_seen = self._seen(batch.next_obs, next_actions)
-        Q_next = each(lambda Q: self._Q(Q, next_seen), self.Q_target)
+        next_seen = self._seen(next_obs, next_actions)
+        Q_next = each(lambda Q: self.critic.forward(Q, next_seen)[0][:, 0], self.Q_target)
         y = batch.rewards + batch.goes_on * self.gamma * (torch.minimum(*Q_next) - self.alpha * next_log_pi)
 
         # Q_1, Q_2: Adam on the mean of (Q_1(s, a) - y)^2 + (Q_2(s, a) - y)^2
-        given, seen = self._seen(batch.obs, batch.actions), self._seen(batch.obs, actions.detach()).requires_grad_()
-        n = len(y)
+        given, seen = self._seen(obs, batch.actions), self._seen(obs, actions.detach())
 
-        def fit(Q: torch.Tensor, adam: torch.optim.Adam) -> tuple[torch.Tensor, torch.Tensor]:
+        def fit(critic: torch.Tensor, adam: torch.optim.Adam) -> tuple[torch.Tensor, Any]:
             """Let a critic learn; its loss, and what it then says of the actor's actions."""
-            layers = list(self.critic.layers(Q.detach()))
-            value, gradients = mlp_with_gradient(given, layers, "relu", lambda Q, rows: (Q - y[rows]) * (2 / n))
-            _step(adam, Q, torch.cat([each.reshape(-1) for each in gradients]))
-            return ((value[:, 0] - y) ** 2).mean(), self._Q(Q.detach(), seen)
+            Q, passed = self.critic.forward(critic.detach(), given)
+            error = Q - y[:, None]
+            _step(adam, critic, self.critic.gradient(critic.detach(), passed, error * (2 / n)))
+            return (error**2).mean(), self.critic.forward(critic.detach(), seen)
 
-        critic_losses, (Q_1, Q_2) = zip(*each(fit, self.Q, self.critic_adams), strict=True)
+        critic_losses, ((Q_1, passed_1), (Q_2, passed_2)) = zip(*each(fit, self.Q, self.critic_adams), strict=True)
 
         # pi: Adam on the mean of alpha log pi(a|s) - min_i Q_i(s, a)
-        actor_loss = (self.alpha * log_pi - torch.minimum(Q_1, Q_2)).mean().detach()
+        actor_loss = (self.alpha * log_pi.detach() - torch.minimum(Q_1, Q_2)[:, 0]).mean()
         smaller = (Q_1 < Q_2).float() / n, (Q_1 >= Q_2).float() / n
-        first, second = each(lambda Q, weight: torch.autograd.grad(Q, seen, weight)[0], (Q_1, Q_2), smaller)
+        critics = [critic.detach() for critic in self.Q]
+        first, second = each(self.critic.input_gradient, critics, (passed_1, passed_2), smaller)
         slope = (first + second)[:, -self.policy.act_size :] / self.scale  # of min_i Q_i in the actions
-        outputs, weights = (self.alpha * log_pi.mean(), actions), (None, -slope)
-        _step(self.actor_adam, self.theta, *torch.autograd.grad(outputs, self.theta, weights))
+        (d_outputs,) = torch.autograd.grad((self.alpha * log_pi.mean(), actions), outputs, (None, -slope))
+        _step(self.actor_adam, self.theta, actor.gradient(theta, passed, d_outputs))
 
         # log alpha: Adam on the mean of -alpha ( log pi(a|s) + H )
         entropy = -log_pi.detach().mean()
@@ -181,20 +191,14 @@ class SAC:
             "temperature": self.alpha,
         }
 
-    def _act(self, theta: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [n, act] of pi, and log pi [n] of them in units of the bounds."""
-        actions, log_pi = self.policy.sample(theta, obs, noise)
-        return actions, log_pi + self.log_scale
+    def _normalised(self, obs: torch.Tensor) -> torch.Tensor:
+        """Observations as the networks take them."""
+        normaliser = self.policy.normaliser
+        return obs if normaliser is None else torch.from_numpy(normaliser(obs.numpy()))
 
     def _seen(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """What the critics see of (s, a) [n, obs + act]: actions are in units of the bounds."""
-        normaliser = self.policy.normaliser
-        obs = obs if normaliser is None else torch.from_numpy(normaliser(obs.numpy()))
         return torch.cat([obs, (actions - self.centre) / self.scale], dim=-1)
-
-    def _Q(self, parameters: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:  # noqa: N802
-        """Q(s, a) [n] of a critic."""
-        return mlp(seen, list(self.critic.layers(parameters)), "relu").squeeze(-1)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly, but for the generator, which is its owner's."""

@@ -62,6 +62,35 @@ def mlp_with_gradient(
     return out.T, sums
 
 
+def forward(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: Activation) -> tuple[Tensor, list[Tensor]]:
+    """The output [n, out], and the inputs of each layer, which `backward` takes.
+
+    There is no graph: for a small minibatch, autograd takes as long as the products.
+    """
+    weights, biases = zip(*layers, strict=True)
+    hidden = [x.new_empty(len(x), weight.shape[1]) for weight in weights[:-1]]
+    out = x.new_empty(weights[-1].shape[1], len(x))
+    with torch.no_grad():
+        return out.T, _forward(x, weights, biases, activation, hidden, out)
+
+
+def backward(
+    d_out: Tensor,
+    inputs: Sequence[Tensor],
+    layers: Sequence[tuple[Tensor, Tensor]],
+    activation: Activation,
+    sums: Sequence[Tensor] = (),
+) -> Tensor:
+    """The gradient of what the first layer gives [n, width], before its activation, from that of the output [n, out].
+
+    Those of W1, b1, W2, b2, ... are added to sums, if any.
+    """
+    weights = [weight for weight, _ in layers]
+    spare = [torch.empty_like(each) for each in inputs[1:]]
+    with torch.no_grad():
+        return _backward(d_out.T, inputs, weights, activation, spare, sums)
+
+
 def segment_sums(
     x: Tensor, lengths: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]], activation: Activation
 ) -> Tensor:

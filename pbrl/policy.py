@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from pbrl.network import Activation, mlp, mlp_with_gradient
+from pbrl.network import Activation, backward, forward, mlp, mlp_with_gradient
 from pbrl.normaliser import Normaliser
 from pbrl.types import Float32, Float64, Int64
 
@@ -210,6 +210,25 @@ class Network:
                 x = tanh(x) if self.activation == "tanh" else relu(x)
         return x
 
+    def forward(self, parameters: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The outputs [n, out] for inputs [n, in] without a graph, and what its gradients are made of."""
+        return forward(x, list(self.layers(parameters)), self.activation)
+
+    def gradient(self, parameters: torch.Tensor, passed: Sequence[torch.Tensor], d_out: torch.Tensor) -> torch.Tensor:
+        """The gradient of the parameters [size] from that of the outputs [n, out]. passed: see `forward`."""
+        gradient = torch.zeros(self.size)
+        sums = [each for layer in self.layers(gradient) for each in layer]
+        backward(d_out, passed, list(self.layers(parameters)), self.activation, sums)
+        return gradient
+
+    def input_gradient(
+        self, parameters: torch.Tensor, passed: Sequence[torch.Tensor], d_out: torch.Tensor
+    ) -> torch.Tensor:
+        """The gradient of the inputs [n, in] from that of the outputs [n, out]. passed: see `forward`."""
+        layers = list(self.layers(parameters))
+        d: torch.Tensor = backward(d_out, passed, layers, self.activation) @ layers[0][0].T
+        return d
+
 
 class GaussianPolicy:
     """The paper's: a tanh network gives the mean; the log-std is a free vector, part of the parameters."""
@@ -324,13 +343,17 @@ class SquashedGaussianPolicy:
 
     def mean(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
         """The squashed mean [..., act], differentiable in the parameters [size]."""
-        return self._squashed(self._mean_and_log_std(parameters, obs)[0])
+        return self._squashed(self._mean_and_log_std(self._outputs(parameters, obs))[0])
 
     def sample(
         self, parameters: torch.Tensor, obs: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The action [..., act] for standard normal noise [..., act], and its log-probability [...]."""
-        mean, log_std = self._mean_and_log_std(parameters, obs)
+        return self.sample_from(self._outputs(parameters, obs), noise)
+
+    def sample_from(self, outputs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `sample`, from the network's outputs [..., 2 act]."""
+        mean, log_std = self._mean_and_log_std(outputs)
         x = mean + torch.exp(log_std) * noise
         return self._squashed(x), _gaussian_log_probability(noise, log_std) - self._log_slope(x)
 
@@ -342,13 +365,17 @@ class SquashedGaussianPolicy:
         centre, scale = (torch.as_tensor(each, dtype=actions.dtype) for each in (self.centre, self.scale))
         inside = 1 - torch.finfo(actions.dtype).eps
         x = torch.atanh(((actions - centre) / scale).clamp(-inside, inside))
-        mean, log_std = self._mean_and_log_std(parameters, obs)
+        mean, log_std = self._mean_and_log_std(self._outputs(parameters, obs))
         return _gaussian_log_probability((x - mean) * torch.exp(-log_std), log_std) - self._log_slope(x)
 
-    def _mean_and_log_std(self, parameters: torch.Tensor, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _outputs(self, parameters: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """The network's outputs [..., 2 act]."""
+        outputs: torch.Tensor = self.network.outputs(parameters, _normalised(self.normaliser, obs))
+        return outputs
+
+    def _mean_and_log_std(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and log-std [..., act] of the Gaussian before squashing."""
-        outputs = self.network.outputs(parameters, _normalised(self.normaliser, obs))
-        mean, raw = outputs.split(self.act_size, dim=-1)
+        mean, raw = outputs[..., : self.act_size], outputs[..., self.act_size :]
         low, high = self.log_std_bounds
         return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
 

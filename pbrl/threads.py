@@ -9,8 +9,8 @@ the number of threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Inline(Executor):
+    """Runs everything at once in the thread that asks: handing work to the only worker takes time for nothing."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of a call that is over, unless it raised."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
+        """As the built-in map, but not lazily."""
+        return iter([*map(fn, *iterables)])
+
+
 @contextmanager
-def workers() -> Iterator[ThreadPoolExecutor]:
+def workers() -> Iterator[Executor]:
     """As many threads as torch may use. Meanwhile each torch operation, here or in a worker, runs on one thread."""
     threads = torch.get_num_threads()
+    if threads == 1:
+        yield Inline()
+        return
     torch.set_num_threads(1)
     try:
         # What torch was told holds for the thread that told it: another begins with a thread per core.

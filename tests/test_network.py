@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pbrl.network import Activation, mlp, mlp_with_gradient, segment_sums, tanh_in_place
+from pbrl.network import Activation, backward, forward, mlp, mlp_with_gradient, segment_sums, tanh_in_place
 
 TORCH = {
     "tanh": torch.tanh,
@@ -104,6 +104,26 @@ def test_gradients_in_the_same_pass_are_torchs(activation: Activation, rows: int
     _, *theirs = gradients(expected, d.double() * expected.detach(), x, layers)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * max(1, rows) ** 0.5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "leaky_relu"])
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(7, (3, 5, 2)), (601, (17, 32, 16, 6)), (256, (4, 8, 8, 1)), (0, (3, 4, 2))]
+)
+def test_a_pass_without_a_graph_has_torchs_gradients(activation: Activation, rows: int, sizes: tuple[int, ...]) -> None:
+    x, layers, d_out = problem(rows, sizes)
+    expected = plain(x, layers, activation)
+    of_x, *of_layers = gradients(expected, d_out.double(), x, layers)
+    out, inputs = forward(x.detach(), layers, activation)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    sums = [torch.ones_like(tensor) for layer in layers for tensor in layer]
+    for d in (
+        backward(d_out, inputs, layers, activation),
+        backward(d_out, inputs, layers, activation, sums),
+    ):
+        torch.testing.assert_close((d @ layers[0][0].T).detach(), of_x, rtol=1e-4, atol=1e-4)
+    for one, other in zip(sums, of_layers, strict=True):  # what was there stays
+        torch.testing.assert_close(one - 1, other, rtol=1e-4, atol=1e-4 * max(1, rows) ** 0.5)
 
 
 @pytest.mark.parametrize("lengths", [[1300, 700], [2000], [5, 3, 0, 9], [0, 0], [600, 0, 900]])  # long ones, short ones

@@ -1,6 +1,7 @@
 """Cores, and workers: results in order, and torch's own threads as they were."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,22 @@ def test_workers_take_the_place_of_torchs_threads():
         assert set(pool.map(lambda _: torch.get_num_threads(), range(9))) == {1}
         assert list(pool.map(lambda n: n**2, range(9))) == [n**2 for n in range(9)]
     assert torch.get_num_threads() == 3
+
+
+def test_one_thread_is_the_one_that_asks():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with workers() as pool:
+            here, done = threading.get_ident(), []
+            results = pool.map(lambda n, m: (threading.get_ident(), done.append(n), n * m), [1, 2, 3], [4, 5, 6])
+            assert done == [1, 2, 3]  # as in a pool, nobody need ask for the results
+            assert [*results] == [(here, None, 4), (here, None, 10), (here, None, 18)]
+            assert pool.submit(pow, 2, exp=5).result() == 32
+            with pytest.raises(ZeroDivisionError):
+                pool.submit(lambda: 1 / 0).result()
+    finally:
+        torch.set_num_threads(before)
 
 
 TASKS = Path("/proc/self/task")  # the process's threads
