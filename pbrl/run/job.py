@@ -79,7 +79,8 @@ def run_job(
         why = user_message(error) or f"{type(error).__name__}: {error}"
         write_atomically(path.with_suffix(".txt"), traceback.format_exc())
         write_state(FAILED, why=why, traceback=str(path.with_suffix(".txt")))
-        print(f"{cfg.folder}: {why}", file=sys.stderr, flush=True)
+        if owns_terminal():  # else the process with the bars says it, see `pbrl.run.sweep`
+            print(f"{cfg.folder}: {why}", file=sys.stderr, flush=True)
         return None
     evaluation = final_evaluation(Path(cfg.folder))
     write_state(state, evaluation=evaluation)

@@ -116,8 +116,7 @@ class Sweep:
                         ended.add(run)
                         if run in running:
                             running.pop(run).close()
-                        evaluation = state.get("evaluation")
-                        say(f"{run}: {state['state']}" + (f", evaluation {evaluation:.1f}" if evaluation else ""))
+                        say(outcome(state))
                 bar.update(len(ended) - bar.n)
             for each in running.values():
                 each.close()
@@ -276,6 +275,13 @@ class Begin(Callback):
             config.hydra.sweep.dir = str(folder)
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
             config.hydra.overrides.task.extend(added)
+
+
+def outcome(state: Mapping[str, Any]) -> str:
+    """A line on a job that has ended."""
+    evaluation, why = state.get("evaluation"), state.get("why")
+    more = f": {why}" if why else f", evaluation {evaluation:.1f}" if evaluation else ""
+    return f"{state['run']}: {state['state']}{more}"
 
 
 def plan(config: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
@@ -391,3 +392,26 @@ def test_searching_for_the_lowest_return_is_refused(train: Command, tmp_path: Pa
     assert "this would search for the lowest return: use experiment=tune" in err
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_bars_say_why_a_job_of_another_process_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "STOP_SIGNALS", ())
+    watched = sweep.Sweep(tmp_path, [{"run": "runs/a"}, {"run": "runs/b"}], [], total=2, progress_bar=False)
+    failed = {"run": "runs/a", "state": "failed", "why": "votes must be between 1 and 2, not 99"}
+    for number, state in enumerate([failed, {"run": "runs/b", "state": "finished", "evaluation": 28.64}]):
+        (tmp_path / f"jobs/{number}.json").write_text(json.dumps(state))
+    watched.over.set()
+    watched.watch()
+    out = capfd.readouterr().out.splitlines()
+    assert out[1:] == ["runs/a: failed: votes must be between 1 and 2, not 99", "runs/b: finished, evaluation 28.6"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_job_says_why_it_failed_only_where_no_bars_are(
+    alone: bool, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pbrl.run.job.owns_terminal", lambda: alone)
+    _, _, err = train(["-m", "agent=ncrs", "agent.votes=98,99", *TINY], tmp_path)
+    assert err.count("votes must be between 1 and 2") == (2 if alone else 0)
