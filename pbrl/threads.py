@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,31 +22,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Inline(Executor):
-    """Runs everything at once in the thread that asks: handing work to the only worker takes time for nothing."""
+class Workers(ThreadPoolExecutor):
+    """So many threads, of which the one that asks is one: it works, too, rather than wait for the others to wake up."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The future of a call that is over, unless it raised."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
+    def __init__(self, threads: int) -> None:
+        # What torch was told holds for the thread that told it: another begins with a thread per core.
+        super().__init__(max(1, threads - 1), initializer=torch.set_num_threads, initargs=(1,))
+        self.threads = threads
 
     def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
-        """As the built-in map, but not lazily."""
-        return iter([*map(fn, *iterables)])
+        """The results in order, when all are there."""
+        calls = list(zip(*iterables, strict=False))
+        if self.threads == 1:
+            return iter([fn(*call) for call in calls])
+        futures = [self.submit(fn, *call) for call in calls]
+        own = {}  # results of calls that no worker has begun, from the last on
+        for i in reversed(range(len(calls))):
+            if futures[i].cancel():
+                own[i] = fn(*calls[i])
+        return iter([own[i] if i in own else futures[i].result() for i in range(len(calls))])
 
 
 @contextmanager
-def workers() -> Iterator[Executor]:
+def workers() -> Iterator[Workers]:
     """As many threads as torch may use. Meanwhile each torch operation, here or in a worker, runs on one thread."""
     threads = torch.get_num_threads()
-    if threads == 1:
-        yield Inline()
-        return
     torch.set_num_threads(1)
     try:
-        # What torch was told holds for the thread that told it: another begins with a thread per core.
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with Workers(threads) as pool:
             yield pool
     finally:
         torch.set_num_threads(threads)

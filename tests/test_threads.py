@@ -22,7 +22,7 @@ def three_threads():
 @pytest.mark.usefixtures("three_threads")
 def test_workers_take_the_place_of_torchs_threads():
     with workers() as pool:
-        assert pool._max_workers == 3
+        assert pool.threads == 3
         assert torch.get_num_threads() == 1
         assert set(pool.map(lambda _: torch.get_num_threads(), range(9))) == {1}
         assert list(pool.map(lambda n: n**2, range(9))) == [n**2 for n in range(9)]
@@ -36,13 +36,26 @@ def test_one_thread_is_the_one_that_asks():
         with workers() as pool:
             here, done = threading.get_ident(), []
             results = pool.map(lambda n, m: (threading.get_ident(), done.append(n), n * m), [1, 2, 3], [4, 5, 6])
-            assert done == [1, 2, 3]  # as in a pool, nobody need ask for the results
+            assert done == [1, 2, 3]  # nobody need ask for the results
             assert [*results] == [(here, None, 4), (here, None, 10), (here, None, 18)]
-            assert pool.submit(pow, 2, exp=5).result() == 32
-            with pytest.raises(ZeroDivisionError):
-                pool.submit(lambda: 1 / 0).result()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_the_thread_that_asks_is_one_of_three():
+    together = threading.Barrier(3)  # passed only if three threads are at work at once
+
+    def meet(n):
+        together.wait(timeout=60)
+        return n, threading.get_ident()
+
+    with workers() as pool:
+        met = [*pool.map(meet, range(6))]
+    assert [n for n, _ in met] == [*range(6)]
+    threads = {thread for _, thread in met}
+    assert len(threads) == 3
+    assert threading.get_ident() in threads
 
 
 TASKS = Path("/proc/self/task")  # the process's threads
