@@ -104,7 +104,7 @@ NCRS = {
 }
 STUDIES = {
     "pes": Study(["agent=pes", "agent.normalise=false", *FIXED], PES, runs=16, first_seed=1600),
-    "ncrs": Study(["agent=ncrs_adaptive", *FIXED], NCRS, runs=8, first_seed=1700),
+    "ncrs": Study(["agent=ncrs_adaptive", *FIXED], NCRS, runs=16, first_seed=1720),
 }
 PILOTS = {  # of runs that are in the file and were chosen one after the other
     "pilot": {
