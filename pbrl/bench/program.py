@@ -27,7 +27,7 @@ from pbrl.simulation import tasks
 def main(cfg: DictConfig) -> None:
     """Measure, print tables, write them as CSV."""
     if cfg.short:
-        cfg.tasks, cfg.steps, cfg.alternations = ["walker_walk", "cheetah_run"], 100, 3
+        cfg.tasks, cfg.steps, cfg.alternations, cfg.sac.updates = ["walker_walk", "cheetah_run"], 100, 3, 20
     for task in [*cfg.tasks, *cfg.agents_tasks, *cfg.figure.tasks, cfg.sac.task]:
         try:
             tasks.find(task)
