@@ -276,7 +276,7 @@ def test_a_search_finds_the_highest_evaluation_and_its_trials_do_not_collide(tmp
     assert process.returncode == 1, out
     assert "3 of 4 runs are finished" in out
     (line,) = [line for line in out.splitlines() if line.startswith("  python")]
-    assert shlex.split(line)[3:] == more
+    assert shlex.split(line)[3:] == [*more, "--multirun"]  # which the preset stands for
     blocked.unlink()
     (runs[0] / "aside").rename(blocked)
     process = start(shlex.split(line)[3:], tmp_path)
