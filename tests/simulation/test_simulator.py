@@ -362,7 +362,7 @@ def test_collected_squashed_actions_are_the_policys() -> None:
     assert sampled.observations is not None
     assert sampled.actions is not None
     theta, obs = torch.from_numpy(parameters[0]), torch.tensor(sampled.observations[:, :-1])
-    mean, log_std = policy._mean_and_log_std(theta, obs)
+    mean, log_std = policy._mean_and_log_std(policy._outputs(theta, obs))
     x = np.arctanh((sampled.actions - policy.centre) / policy.scale)
     noise = (x - mean.numpy()) / np.exp(log_std.numpy())
     noise = noise[np.abs(x) < 4]  # beyond, single precision tells little
