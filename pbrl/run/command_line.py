@@ -61,7 +61,11 @@ def user_message(error: Exception, arguments: Sequence[str], config: str) -> str
 def show_help(arguments: Sequence[str], *, program: str, config: str, groups: Sequence[str], about: str) -> None:
     """If the command line asks for help, print it and end the program."""
     if {"-h", "--help"} & {*arguments}:
-        print(help_text(arguments, program=program, config=config, groups=groups, about=about))
+        text = help_text(arguments, program=program, config=config, groups=groups, about=about)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # `--help | head` has read enough; what is left in the buffer goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
 
 

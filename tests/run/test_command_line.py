@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -126,3 +128,13 @@ def test_programs_are_listed_on_a_line_each(capfd: pytest.CaptureFixture[str], m
     main([])
     listed = capfd.readouterr().out.partition("`")[0].strip().splitlines()
     assert [line.split()[2].removeprefix("pbrl.") for line in listed] == [*PROGRAMS_LISTED]
+
+
+def test_help_may_be_read_in_part() -> None:
+    """As by `python -m pbrl.ridge --help | head`, here with a reader that is gone from the start."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pbrl.ridge", "--help"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
