@@ -54,13 +54,18 @@ def is_cached() -> bool:
 
 
 def _load_libmujoco() -> None:
-    """Make libmujoco's functions known by name to compiled code."""
+    """Make libmujoco's functions known by name to compiled code, and stop its timers.
+
+    With the callback that its Python package installs, MuJoCo reads the clock several times in every physics step, for
+    `MjData.timer`: a tenth of the time of small models. `mujoco.set_mjcb_time` starts the timers again.
+    """
     folder = Path(mujoco.__file__).parent
     names = ("libmujoco.so", "libmujoco.", "mujoco.dll")
     libraries = [path for path in sorted(folder.iterdir()) if path.name.startswith(names)]
     if not libraries:
         raise ImportError(f"there is no libmujoco in {folder}: install the `mujoco` package from its wheel")
     llvmlite.binding.load_library_permanently(str(libraries[0]))
+    ctypes.c_void_p.in_dll(ctypes.CDLL(str(libraries[0])), "mjcb_time").value = None
 
 
 _load_libmujoco()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,15 @@ def test_a_task_that_ends_by_itself_stops_there(make_policy: MakePolicy, monkeyp
     assert not ended.diverged[0]
     assert ended.task_rewards[0, :7].all()
     assert not ended.task_rewards[0, 7:].any()
+
+
+def test_physics_does_not_read_the_clock() -> None:
+    """MuJoCo's timers take a tenth of the physics' time (docs/performance.md)."""
+    model = mujoco.MjModel.from_xml_string("<mujoco/>")
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data)
+    step = data.timer[mujoco.mjtTimer.mjTIMER_STEP]
+    assert (step.number, step.duration) == (1, 0)
 
 
 def test_a_collection_is_freed_when_it_is_dropped(make_policy: MakePolicy) -> None:
