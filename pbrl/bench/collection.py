@@ -1,8 +1,9 @@
 """How fast collection is, compared with the physics alone and with other simulators.
 
-The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the
-same states and with the same actions as one of our collections, without policy, observation, reward or reset (but
-with the steps that dm_control takes to settle a cheetah, which are physics).
+The limit is open-loop physics: `mujoco.rollout` on the same number of threads, from the same states and with the same
+actions as one of our collections, without policy, observation, reward or reset (but with the steps that dm_control
+takes to settle a cheetah, which are physics). Once as the `mujoco` package runs it, and once with its timers stopped,
+as they are in our collections.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def actor(policy: GaussianPolicy, parameters: Float32) -> Callable[[Float32, Int
     return act
 
 
-def physics_limit(simulator: Simulator, collected: Trajectories) -> Contender:
-    """The same physics in an open loop."""
+def physics_limit(simulator: Simulator, collected: Trajectories, timers: bool) -> Contender:
+    """The same physics in an open loop, with MuJoCo's timers or without."""
     trajectories = len(collected.returns)
     environment = tasks.load(simulator.task)
     model, sub_steps = environment.physics.model.ptr, environment._n_sub_steps
@@ -81,7 +82,9 @@ def physics_limit(simulator: Simulator, collected: Trajectories) -> Contender:
     pool = rollout.Rollout(nthread=simulator.threads)
 
     def run() -> None:
+        native.time_physics(timers)
         pool.rollout(model, data, starts, controls, state=states, sensordata=sensors)
+        native.time_physics(False)
 
     return lambda: timed(trajectories * simulator.steps, run)
 
@@ -204,7 +207,11 @@ def contenders(
     parameters = theta + 0.04 * rng.standard_normal((2, policy.size), np.float32)
     common = (simulator, policy, parameters)
     collected = simulator.collect(policy, parameters, np.arange(trajectories) % 2, iteration=0, keep=["actions"])
-    found = {"physics limit": physics_limit(simulator, collected), "pbrl": collection(*common, trajectories)}
+    found = {
+        "physics limit": physics_limit(simulator, collected, timers=True),
+        "physics limit, no timers": physics_limit(simulator, collected, timers=False),
+        "pbrl": collection(*common, trajectories),
+    }
     if simulator.threads > 1:
         single = Simulator(task, seed=0, threads=1, steps=steps)
         found["pbrl, 1 thread"] = collection(single, policy, parameters, trajectories // simulator.threads)

@@ -53,22 +53,31 @@ def is_cached() -> bool:
 # --------------------------------------------------------------------------------------------------- MuJoCo
 
 
-def _load_libmujoco() -> None:
-    """Make libmujoco's functions known by name to compiled code, and stop its timers.
-
-    With the callback that its Python package installs, MuJoCo reads the clock several times in every physics step, for
-    `MjData.timer`: a tenth of the time of small models. `mujoco.set_mjcb_time` starts the timers again.
-    """
+def _load_libmujoco() -> Any:
+    """Make libmujoco's functions known by name to compiled code; the address of its callback that reads the clock."""
     folder = Path(mujoco.__file__).parent
     names = ("libmujoco.so", "libmujoco.", "mujoco.dll")
     libraries = [path for path in sorted(folder.iterdir()) if path.name.startswith(names)]
     if not libraries:
         raise ImportError(f"there is no libmujoco in {folder}: install the `mujoco` package from its wheel")
     llvmlite.binding.load_library_permanently(str(libraries[0]))
-    ctypes.c_void_p.in_dll(ctypes.CDLL(str(libraries[0])), "mjcb_time").value = None
+    return ctypes.c_void_p.in_dll(ctypes.CDLL(str(libraries[0])), "mjcb_time")
 
 
-_load_libmujoco()
+_read_clock = _load_libmujoco()
+_package_clock = _read_clock.value
+
+
+def time_physics(on: bool) -> None:
+    """Start or stop MuJoCo's timers, `MjData.timer`.
+
+    With them, as its Python package has it, MuJoCo reads the clock several times in every physics step: a tenth of the
+    time of small models. So they are stopped here. `mujoco.set_mjcb_time` sets a clock of one's own.
+    """
+    _read_clock.value = _package_clock if on else None
+
+
+time_physics(False)
 _step = types.ExternalFunction("mj_step", types.void(types.intp, types.intp))
 _step1 = types.ExternalFunction("mj_step1", types.void(types.intp, types.intp))
 _step2 = types.ExternalFunction("mj_step2", types.void(types.intp, types.intp))

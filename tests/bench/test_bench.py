@@ -278,6 +278,7 @@ def test_the_program_writes_its_tables(
     ours = {row["what"]: (row["steps_per_second"], row["ratio_to_limit"]) for row in rows}
     expected = {
         "physics limit": ("20", "1.0"),
+        "physics limit, no timers": ("20", "1.0"),
         "pbrl": ("20", "1.0"),
         "pbrl, 1 thread": ("10", "0.5"),
         "pbrl, one policy": ("20", "1.0"),
