@@ -28,7 +28,8 @@ from pbrl.report.tables import RATIONAL, Bootstrap, Table, headline, names, sele
 from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError
 
-BLOCKS = ("progress", "figure", "returns", "evaluations", "statistics", "cost", "commands")
+BLOCKS = ("progress", "figure", "returns", "claim", "evaluations", "statistics", "cost", "commands")
+PAPERS = ("ncrs", "zpg", "dpo", "ppo_rlhf")  # the agents of the paper's figure
 MARKED = re.compile(r"(?P<begin><!-- results: (?P<name>[^>\n]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 PICTURE = re.compile(r"\]\((?=[\w.-]+\.png\))")
 INTRODUCTION = """# Reference results
@@ -82,6 +83,8 @@ def findings(protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstr
     blocks["returns"] = returns(runs, "final_return", FINAL, bootstrap) + f"\n{RETURNS_NOTE} {INTERVALS}\n"
     if "random" in names(runs, "agent"):
         blocks["returns"] += f"\n{against_random(runs, bootstrap)}\n"
+    if not several and {*PAPERS} <= {*names(runs, "agent")}:
+        blocks["claim"] = f"{claim(runs, bootstrap)}\n"
     blocks["evaluations"] = returns(runs, "eval_return", EVALUATED, bootstrap)
     blocks["statistics"] = "\n".join(statistics(runs, teacher, bootstrap) for teacher in names(runs, "teacher"))
     blocks["cost"] = f"{markdown(ledger(runs))}\n{markdown(minutes(shipped))}\n{hours(shipped)}\n"
@@ -158,6 +161,29 @@ def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
     above = "Above `random`, interval above interval: every agent on every task"
     except_for = "; ".join(f"{agent} ({', '.join(tasks)})" for agent, tasks in not_shown.items())
     return f"{above}, except {except_for}." if not_shown else f"{above}."
+
+
+def claim(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
+    """What the runs say of the paper's claim that NCRS is competitive, against the baselines that it has itself."""
+    theirs = [run for run in runs if run.agent in PAPERS]
+    places: dict[str, list[str]] = {}
+    for task in tables.shared_tasks(theirs):
+        found = {agent: final(select(theirs, task=task, agent=agent), bootstrap) for agent in PAPERS}
+        highest = max(found, key=lambda agent: float(found[agent].value))
+        if math.isnan(found[highest].low):
+            place = "not decided, because the highest has one seed, on"
+        elif highest == "ncrs":
+            place = "the highest on"
+        elif found["ncrs"].value >= found[highest].low:
+            place = "within the interval of the highest on"
+        else:
+            place = "below the interval of the highest on"
+        places.setdefault(place, []).append(task if highest == "ncrs" else f"{task} ({highest})")
+    says = "; ".join(f"{place} {', '.join(tasks)}" for place, tasks in places.items())
+    return (
+        'The paper finds that NCRS "achieves competitive performance against other baselines". '
+        f"Here, among its four agents, the final return of NCRS is {says or 'not known yet on any task'}."
+    )
 
 
 def final(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Estimate:

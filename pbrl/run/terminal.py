@@ -24,6 +24,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
         self.in_lines = not sys.stderr.isatty()
+        self.last_line = -1  # at what count it was written
         if self.in_lines:
             options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "miniters": 1}
             options |= {"bar_format": _LINE, "leave": True, "desc": name or options.get("desc")}
@@ -36,6 +37,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         if not self.in_lines:
             return bool(super().display(msg, pos))
         print(str(self) if msg is None else msg, file=self.fp, flush=True)
+        self.last_line = self.n
         return True
 
     def close(self) -> None:
@@ -43,7 +45,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         if not self.in_lines:
             super().close()
         elif not self.disable:
-            self.display()
+            if self.last_line != self.n:
+                self.display()
             self.disable: bool = True
 
 

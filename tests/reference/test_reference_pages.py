@@ -74,6 +74,30 @@ def test_tables_figures_and_what_is_missing(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in before}  # the same runs, the same bytes
 
 
+def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
+    """Four tasks, one for each thing that can be said; `pes` is higher everywhere, but not the paper's."""
+    heights = {  # of two seeds each
+        "walker_walk": {"ncrs": (90, 92), "zpg": (20, 21), "dpo": (30, 31), "ppo_rlhf": (40, 41)},
+        "cheetah_run": {"ncrs": (39, 40), "zpg": (20, 21), "dpo": (30, 31), "ppo_rlhf": (35, 50)},
+        "hopper_stand": {"ncrs": (30, 31), "zpg": (90, 91), "dpo": (30, 31), "ppo_rlhf": (40, 41)},
+        "walker_run": {"ncrs": (30, 31), "zpg": (10, 11), "dpo": (30, 31), "ppo_rlhf": (80,)},
+    }
+    agents = ["ncrs", "zpg", "dpo", "ppo_rlhf", "pes"]
+    configured = settings(tmp_path, part(**{**PLAIN, "tasks": list(heights), "agents": agents, "seeds": [0, 1]}))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        task, agent, _, seed = planned.name
+        several = heights[task].get(agent, (500, 501))
+        if seed < len(several):
+            add(results, planned, several[seed], tmp_path / "made")
+    write(configured)
+    assert (
+        "among its four agents, the final return of NCRS is within the interval of the highest on cheetah_run "
+        "(ppo_rlhf); below the interval of the highest on hopper_stand (zpg); not decided, because the highest has one seed, on "
+        "walker_run (ppo_rlhf); the highest on walker_walk."
+    ) in (tmp_path / "results/README.md").read_text()
+
+
 def test_several_teachers_are_a_matrix(tmp_path: Path) -> None:
     how = {**PLAIN, "tasks": ["cheetah_run"], "agents": ["ncrs"], "teachers": ["rational", "skip"], "seeds": [0, 1]}
     configured = settings(tmp_path, part(**how))

@@ -25,22 +25,25 @@ class Screen(io.StringIO):
         return self.is_terminal
 
 
-def test_in_a_file_a_bar_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("total", "left", "expected"), [(600, "09:30", 20), (610, "09:40", 21)])  # the last line once
+def test_in_a_file_a_bar_is_a_line_now_and_then(
+    total: int, left: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     file = Screen(is_terminal=False)
     monkeypatch.setattr(sys, "stderr", file)
-    with ProgressBar(total=600, name="runs/seed_0", unit="it") as bar:
+    with ProgressBar(total=total, name="runs/seed_0", unit="it") as bar:
         bar._time = lambda: clock[0]  # type: ignore[method-assign]
         bar.start_t = bar.last_print_t = 0.0
-        for _ in range(600):
+        for _ in range(total):
             clock[0] += 1.0
             bar.set_postfix_str("return 1.5", refresh=False)
             bar.update()
             say("a message", file=file)
     lines = [line for line in file.getvalue().splitlines() if line != "a message"]  # which adds no line of the bar's
-    assert len(lines) == 600 / terminal.SECONDS_BETWEEN_LINES + 1
-    assert lines[0] == "runs/seed_0: 30 of 600, 00:30 so far, 09:30 left, return 1.5"
-    assert lines[-1].startswith("runs/seed_0: 600 of 600")
+    assert len(lines) == expected
+    assert lines[0] == f"runs/seed_0: 30 of {total}, 00:30 so far, {left} left, return 1.5"
+    assert lines[-1].startswith(f"runs/seed_0: {total} of {total}")
     assert "\r" not in file.getvalue()
 
 
