@@ -93,8 +93,8 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     write(configured)
     assert (
         "among its four agents, the final return of NCRS is within the interval of the highest on cheetah_run "
-        "(ppo_rlhf); below the interval of the highest on hopper_stand (zpg); not decided, because the highest has one seed, on "
-        "walker_run (ppo_rlhf); the highest on walker_walk."
+        "(ppo_rlhf); below the interval of the highest on hopper_stand (zpg); not decided, because the highest has one "
+        "seed, on walker_run (ppo_rlhf); the highest on walker_walk."
     ) in (tmp_path / "results/README.md").read_text()
 
 

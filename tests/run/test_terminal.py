@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from pbrl.run import terminal
 from pbrl.run.terminal import ProgressBar, log_messages, say
 
 LONG = "runs/" + "a_very_long_name/" * 12 + "seed_0"  # of more columns than a terminal has
