@@ -152,15 +152,21 @@ def statistics(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
 
 def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
     """Which agents have not been shown to be better than `random`, where."""
-    not_shown: dict[str, list[str]] = {}
+    places: dict[str, dict[str, list[str]]] = {"above": {}, "except": {}, "not decided, with one seed:": {}}
+    above, not_above, undecided = places.values()
     for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs if run.agent != "random"}):
         theirs = final(select(runs, task=task, teacher=teacher, agent="random"), bootstrap)
         ours = final(select(runs, task=task, teacher=teacher, agent=agent), bootstrap)
-        if not ours.low > theirs.high:  # also where there is no interval
-            not_shown.setdefault(agent, []).append(f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task)
-    above = "Above `random`, interval above interval: every agent on every task"
-    except_for = "; ".join(f"{agent} ({', '.join(tasks)})" for agent, tasks in not_shown.items())
-    return f"{above}, except {except_for}." if not_shown else f"{above}."
+        single = math.isnan(ours.low) or math.isnan(theirs.high)
+        place = undecided if single else above if ours.low > theirs.high else not_above
+        place.setdefault(agent, []).append(f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task)
+    if not above and not not_above:
+        return "With one seed each, no agent can be told from `random`."
+    sentence = "Above `random`, interval above interval: every agent on every task"
+    for how, agents in [*places.items()][1:]:
+        if agents:
+            sentence += f", {how} " + "; ".join(f"{agent} ({', '.join(tasks)})" for agent, tasks in agents.items())
+    return f"{sentence}."
 
 
 def claim(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:

@@ -74,7 +74,7 @@ def shown(estimate: Estimate, digits: int = 3) -> str:
     if math.isnan(estimate.value):
         return "-"
     if math.isnan(estimate.low):
-        return f"{estimate.value:.{digits}f} (one seed: no interval)"
+        return f"{estimate.value:.{digits}f} (one seed)"
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 

@@ -98,6 +98,29 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     ) in (tmp_path / "results/README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("single", "sentence"),
+    [
+        ([], "every agent on every task, except zpg (cheetah_run, walker_walk)."),
+        (
+            ["ncrs"],
+            "every agent on every task, except zpg (cheetah_run, walker_walk), not decided, with one seed: "
+            "ncrs (cheetah_run, walker_walk).",
+        ),
+        (["random"], "With one seed each, no agent can be told from `random`."),
+    ],
+)
+def test_one_seed_is_not_told_from_random(single: list[str], sentence: str, tmp_path: Path) -> None:
+    configured = settings(tmp_path, part(seeds=[0, 1, 2], **PLAIN))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        _, agent, _, seed = planned.name
+        if agent not in single or seed == 0:
+            add(results, planned, HEIGHTS[agent] + 4 * (seed - 1), tmp_path / "made")
+    write(configured)
+    assert sentence in (tmp_path / "results/README.md").read_text()
+
+
 def test_several_teachers_are_a_matrix(tmp_path: Path) -> None:
     how = {**PLAIN, "tasks": ["cheetah_run"], "agents": ["ncrs"], "teachers": ["rational", "skip"], "seeds": [0, 1]}
     configured = settings(tmp_path, part(**how))

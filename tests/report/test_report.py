@@ -144,8 +144,8 @@ def test_a_benchmark_becomes_tables_figures_and_a_page(tmp_path: Path, report: C
 def test_one_seed_of_one_agent_on_one_task_has_no_intervals(tmp_path: Path, report: Command) -> None:
     write_run(tmp_path / "runs", [1.0, 2.0], drop=["eval_return"])
     printed = report(tmp_path, "runs", "--output", "elsewhere")
-    assert "2.0 (one seed: no interval)" in printed
-    assert "0.002 (one seed: no interval)" in printed
+    assert "2.0 (one seed)" in printed
+    assert "0.002 (one seed)" in printed
     page = (tmp_path / "elsewhere" / "index.html").read_text()
     assert "Unequal budgets" not in page
     assert "This needs runs with the rational teacher" in page
