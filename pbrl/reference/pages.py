@@ -29,7 +29,7 @@ from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError
 
 BLOCKS = ("progress", "figure", "returns", "claim", "evaluations", "statistics", "cost", "commands")
-PAPERS = ("ncrs", "zpg", "dpo", "ppo_rlhf")  # the agents of the paper's figure
+PAPER_AGENTS = ("ncrs", "zpg", "dpo", "ppo_rlhf")  # the agents of the paper's figure
 MARKED = re.compile(r"(?P<begin><!-- results: (?P<name>[^>\n]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 PICTURE = re.compile(r"\]\((?=[\w.-]+\.png\))")
 INTRODUCTION = """# Reference results
@@ -83,7 +83,7 @@ def findings(protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstr
     blocks["returns"] = returns(runs, "final_return", FINAL, bootstrap) + f"\n{RETURNS_NOTE} {INTERVALS}\n"
     if "random" in names(runs, "agent"):
         blocks["returns"] += f"\n{against_random(runs, bootstrap)}\n"
-    if not several and {*PAPERS} <= {*names(runs, "agent")}:
+    if not several and {*PAPER_AGENTS} <= {*names(runs, "agent")}:
         blocks["claim"] = f"{claim(runs, bootstrap)}\n"
     blocks["evaluations"] = returns(runs, "eval_return", EVALUATED, bootstrap)
     blocks["statistics"] = "\n".join(statistics(runs, teacher, bootstrap) for teacher in names(runs, "teacher"))
@@ -151,44 +151,50 @@ def statistics(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
 
 
 def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
-    """Which agents have not been shown to be better than `random`, where."""
-    places: dict[str, dict[str, list[str]]] = {"above": {}, "except": {}, "not decided, with one seed:": {}}
-    above, not_above, undecided = places.values()
-    for agent, task, teacher in sorted({(run.agent, run.task, run.teacher) for run in runs if run.agent != "random"}):
+    """Which agents have not been shown to be better than `random`, where, and where one seed cannot tell."""
+    not_above: dict[str, list[str]] = {}
+    undecided: dict[str, list[str]] = {}
+    pairs = sorted({(run.agent, run.task, run.teacher) for run in runs if run.agent != "random"})
+    for agent, task, teacher in pairs:
         theirs = final(select(runs, task=task, teacher=teacher, agent="random"), bootstrap)
         ours = final(select(runs, task=task, teacher=teacher, agent=agent), bootstrap)
-        single = math.isnan(ours.low) or math.isnan(theirs.high)
-        place = undecided if single else above if ours.low > theirs.high else not_above
-        place.setdefault(agent, []).append(f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task)
-    if not above and not not_above:
+        where = f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task
+        if math.isnan(ours.low) or math.isnan(theirs.high):
+            undecided.setdefault(agent, []).append(where)
+        elif not ours.low > theirs.high:
+            not_above.setdefault(agent, []).append(where)
+
+    def listed(found: Mapping[str, Sequence[str]]) -> str:
+        return "; ".join(f"{agent} ({', '.join(places)})" for agent, places in found.items())
+
+    if sum(map(len, undecided.values())) == len(pairs):
         return "With one seed each, no agent can be told from `random`."
     sentence = "Above `random`, interval above interval: every agent on every task"
-    for how, agents in [*places.items()][1:]:
-        if agents:
-            sentence += f", {how} " + "; ".join(f"{agent} ({', '.join(tasks)})" for agent, tasks in agents.items())
-    return f"{sentence}."
+    sentence += " with several seeds" if undecided else ""
+    sentence += f", except {listed(not_above)}." if not_above else "."
+    return f"{sentence} One seed, which decides nothing: {listed(undecided)}." if undecided else sentence
 
 
 def claim(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
     """What the runs say of the paper's claim that NCRS is competitive, against the baselines that it has itself."""
-    theirs = [run for run in runs if run.agent in PAPERS]
+    theirs = [run for run in runs if run.agent in PAPER_AGENTS]
     places: dict[str, list[str]] = {}
     for task in tables.shared_tasks(theirs):
-        found = {agent: final(select(theirs, task=task, agent=agent), bootstrap) for agent in PAPERS}
+        found = {agent: final(select(theirs, task=task, agent=agent), bootstrap) for agent in PAPER_AGENTS}
         highest = max(found, key=lambda agent: float(found[agent].value))
         if math.isnan(found[highest].low):
-            place = "not decided, because the highest has one seed, on"
+            place = "cannot be placed, because the highest has one seed, on"
         elif highest == "ncrs":
-            place = "the highest on"
+            place = "is the highest on"
         elif found["ncrs"].value >= found[highest].low:
-            place = "within the interval of the highest on"
+            place = "is within the interval of the highest on"
         else:
-            place = "below the interval of the highest on"
+            place = "is below the interval of the highest on"
         places.setdefault(place, []).append(task if highest == "ncrs" else f"{task} ({highest})")
     says = "; ".join(f"{place} {', '.join(tasks)}" for place, tasks in places.items())
     return (
         'The paper finds that NCRS "achieves competitive performance against other baselines". '
-        f"Here, among its four agents, the final return of NCRS is {says or 'not known yet on any task'}."
+        f"Here, among its four agents, the final return of NCRS {says or 'is not known yet on any task'}."
     )
 
 

@@ -93,8 +93,8 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     write(configured)
     assert (
         "among its four agents, the final return of NCRS is within the interval of the highest on cheetah_run "
-        "(ppo_rlhf); below the interval of the highest on hopper_stand (zpg); not decided, because the highest has one "
-        "seed, on walker_run (ppo_rlhf); the highest on walker_walk."
+        "(ppo_rlhf); is below the interval of the highest on hopper_stand (zpg); cannot be placed, because the highest "
+        "has one seed, on walker_run (ppo_rlhf); is the highest on walker_walk."
     ) in (tmp_path / "results/README.md").read_text()
 
 
@@ -104,8 +104,8 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
         ([], "every agent on every task, except zpg (cheetah_run, walker_walk)."),
         (
             ["ncrs"],
-            "every agent on every task, except zpg (cheetah_run, walker_walk), not decided, with one seed: "
-            "ncrs (cheetah_run, walker_walk).",
+            "every agent on every task with several seeds, except zpg (cheetah_run, walker_walk). One seed, which "
+            "decides nothing: ncrs (cheetah_run, walker_walk).",
         ),
         (["random"], "With one seed each, no agent can be told from `random`."),
     ],

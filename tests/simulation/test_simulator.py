@@ -309,8 +309,9 @@ def test_physics_does_not_read_the_clock() -> None:
 
     assert time_of_a_step() == 0
     native.time_physics(True)
-    assert time_of_a_step() > 0
+    timed = time_of_a_step()
     native.time_physics(False)
+    assert timed > 0
     assert time_of_a_step() == 0
 
 
