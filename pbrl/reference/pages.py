@@ -36,7 +36,8 @@ INTRODUCTION = """# Reference results
 
 Made by `python -m pbrl.reference write` from the files beside it: nothing is typed by hand.
 `python -m pbrl.reference run` makes the runs that are missing and adds them; `python -m pbrl.report runs/ --reference`
-draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml).
+draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml). What makes some
+tasks harder than others is in [docs/starts.md](../docs/starts.md).
 """
 INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened for few seeds (docs/report.md)."
 
