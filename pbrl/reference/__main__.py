@@ -51,7 +51,8 @@ def write(settings: Mapping[str, Any]) -> int:
     """Write the pages; the exit code."""
     results = Results(Path(settings["results"]))
     every = plan({**settings, "protocol": None})
-    pages.write(every, results, map(Path, settings["pages"]), Bootstrap(**settings["bootstrap"]))
+    how = Bootstrap(**settings["bootstrap"]), pages.Yardstick(**settings["yardstick"])
+    pages.write(every, results, map(Path, settings["pages"]), *how)
     print(f"wrote {results.folder / 'README.md'}")
     return 0
 

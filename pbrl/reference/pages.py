@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from pbrl.reference.protocol import PlannedRun
 from pbrl.reference.runner import Results
 from pbrl.report import figures, tables
-from pbrl.report.curves import draw_curves
+from pbrl.report.curves import AXES, draw_curves
 from pbrl.report.ledger import ledger, unequal_budgets
 from pbrl.report.provenance import commands
 from pbrl.report.runs import RecordedRun
@@ -28,7 +29,7 @@ from pbrl.report.tables import RATIONAL, Bootstrap, Table, headline, names, sele
 from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError
 
-BLOCKS = ("progress", "figure", "returns", "claim", "evaluations", "statistics", "cost", "commands")
+BLOCKS = ("progress", "figure", "returns", "claim", "evaluations", "yardstick", "statistics", "cost", "commands")
 PAPER_AGENTS = ("ncrs", "zpg", "dpo", "ppo_rlhf")  # the agents of the paper's figure
 MARKED = re.compile(r"(?P<begin><!-- results: (?P<name>[^>\n]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 PICTURE = re.compile(r"\]\((?=[\w.-]+\.png\))")
@@ -42,7 +43,17 @@ tasks harder than others is in [docs/starts.md](../docs/starts.md).
 INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened for few seeds (docs/report.md)."
 
 
-def write(runs: Sequence[PlannedRun], results: Results, pages: Iterable[Path], bootstrap: Bootstrap) -> None:
+@dataclass(frozen=True)
+class Yardstick:
+    """What returns are divided by, in protocols that have runs of it."""
+
+    names: Sequence[str]  # the first of them that has runs
+    steps: Sequence[int]  # returns after so many steps
+
+
+def write(
+    runs: Sequence[PlannedRun], results: Results, pages: Iterable[Path], bootstrap: Bootstrap, yardstick: Yardstick
+) -> None:
     """Write results/README.md, its figures, and the tables of other pages. `runs` are those of all protocols."""
     blocks: dict[str, str] = {}
     text = INTRODUCTION
@@ -51,7 +62,7 @@ def write(runs: Sequence[PlannedRun], results: Results, pages: Iterable[Path], b
         shipped = list(results.runs.get(protocol, {}).values())
         made = {"progress": progress(planned, shipped)}
         if shipped:
-            made |= findings(protocol, shipped, results.folder, bootstrap)
+            made |= findings(protocol, shipped, results.folder, bootstrap, yardstick)
         text += f"\n## {protocol}\n\n" + "\n".join(made.values())
         blocks |= {f"{protocol} {name}": made.get(name, made["progress"]) for name in BLOCKS}
     write_atomically(results.folder / "README.md", text)
@@ -76,7 +87,9 @@ def replace_marked(text: str, blocks: Mapping[str, str], page: Path, folder: Pat
     return MARKED.sub(replace, text)
 
 
-def findings(protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstrap: Bootstrap) -> dict[str, str]:
+def findings(
+    protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstrap: Bootstrap, yardstick: Yardstick
+) -> dict[str, str]:
     """All there is to say about the runs of a protocol, by name; its figure is written to the folder."""
     runs = [each.recorded for each in shipped]
     several = len(names(runs, "teacher")) > 1
@@ -87,7 +100,13 @@ def findings(protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstr
     if not several and {*PAPER_AGENTS} <= {*names(runs, "agent")}:
         blocks["claim"] = f"{claim(runs, bootstrap)}\n"
     blocks["evaluations"] = returns(runs, "eval_return", EVALUATED, bootstrap)
-    blocks["statistics"] = "\n".join(statistics(runs, teacher, bootstrap) for teacher in names(runs, "teacher"))
+    measured = [[each.recorded for each in shipped if each.name[1] == name] for name in yardstick.names]
+    if any(measured):
+        divided = tables.at_steps(runs, next(filter(None, measured)), yardstick.steps, bootstrap)
+        blocks["yardstick"] = markdown(divided)
+    if len(names(ranked := tables.agents_of(runs), "agent")) > 1:
+        made = [statistics(ranked, teacher, bootstrap) for teacher in names(ranked, "teacher")]
+        blocks["statistics"] = "\n".join(made)
     blocks["cost"] = f"{markdown(ledger(runs))}\n{markdown(minutes(shipped))}\n{hours(shipped)}\n"
     blocks["commands"] = (
         "\n".join(
@@ -207,11 +226,12 @@ def final(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Estimate:
 
 
 def curves_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, _: Bootstrap) -> str:
-    """The paper's figure."""
+    """The paper's figure; beside a yardstick, against environment steps."""
     (teacher,) = names(runs, "teacher")
-    title = f"Return against iterations, {teacher} teacher"
+    axis = "env_steps" if any(run.yardstick for run in runs) else "iteration"
+    title = f"Return against {AXES[axis].removesuffix('s')}s, {teacher} teacher"
     looks = figures.styles(names(runs, "agent"))
-    drawn = draw_curves(runs, "iteration", looks, title=title, notes=unequal_budgets(runs, "iteration"))
+    drawn = draw_curves(runs, axis, looks, title=title, notes=unequal_budgets(runs, axis))
     write_atomically(folder / f"{protocol}.png", figures.render(drawn, protocol).png)
     return f"![{title}]({protocol}.png)\n\nMean over seeds of return_mean; shaded, its 95 % interval.\n"
 
@@ -233,7 +253,7 @@ def minutes(shipped: Sequence[ShippedRun]) -> Table:
     for task in names(runs, "task"):
         cells = []
         for agent in agents:
-            alike = [each for each in shipped if each.name[:2] == (task, agent)]
+            alike = [each for each in shipped if (each.recorded.task, each.recorded.agent) == (task, agent)]
             taken = [each.seconds_per_iteration * each.recorded.iterations / 60 for each in alike]
             cells.append(f"{np.mean(taken):,.1f}" if taken else "-")
         table.rows.append([task, *cells])
@@ -242,10 +262,8 @@ def minutes(shipped: Sequence[ShippedRun]) -> Table:
 
 def hours(shipped: Sequence[ShippedRun]) -> str:
     """How long it took in all."""
-    total = sum(each.hours for each in shipped)
-    return (
-        f"{len(shipped)} runs took {total:,.1f} hours by the clock, one core each, on a machine that did other things."
-    )
+    took = f"{len(shipped)} run{'' if len(shipped) == 1 else 's'} took {sum(each.hours for each in shipped):,.1f} hours"
+    return f"{took} by the clock, one core each, on a machine that did other things."
 
 
 def versions(shipped: Sequence[ShippedRun]) -> str:

@@ -133,14 +133,18 @@ def find(folders: Sequence[Path]) -> tuple[list[RecordedRun], dict[Path, str]]:
     return [runs[key] for key in sorted(runs)], left_out
 
 
+def agent_name(settings: Mapping[str, Any]) -> str:
+    """What a run's agent is called in tables and figures; a yardstick is marked as one."""
+    return label(str(settings["name"])) + (YARDSTICK if settings["agent"].get("yardstick") is True else "")
+
+
 def load(folder: Path) -> RecordedRun:
     """Read one run."""
     settings = upgrade(_settings(folder / "config.yaml"), folder)
-    mark = YARDSTICK if settings["agent"].get("yardstick") is True else ""
     return RecordedRun(
         folder=folder,
         settings=settings,
-        agent=label(str(settings["name"])) + mark,
+        agent=agent_name(settings),
         task=label(str(settings["env"].get("name", settings["choices"]["env"]))),
         teacher=label(teacher_name(settings)),
         metrics=_metrics(folder / "metrics.jsonl"),

@@ -18,7 +18,7 @@ import pyarrow
 from pyarrow import parquet
 
 from pbrl.report.provenance import INCIDENTAL, teacher_name, upgrade
-from pbrl.report.runs import CHARGES, NotARunError, RecordedRun, check_settings, load
+from pbrl.report.runs import CHARGES, YARDSTICK, NotARunError, RecordedRun, agent_name, check_settings, load
 from pbrl.report.text import label
 from pbrl.run.files import write_atomically
 from pbrl.run.record import columns, read
@@ -64,7 +64,8 @@ class ShippedRun:
     @property
     def name(self) -> tuple[str, str, str, int]:
         """Task, agent, teacher, seed: different for all runs of a file."""
-        return self.recorded.task, self.recorded.agent, self.recorded.teacher, self.recorded.seed
+        recorded = self.recorded
+        return recorded.task, recorded.agent.removesuffix(YARDSTICK), recorded.teacher, recorded.seed
 
     @functools.cached_property
     def identity(self) -> tuple[str, int]:
@@ -104,7 +105,7 @@ def _row(run: ShippedRun) -> dict[str, Any]:
     recorded = run.recorded
     settings = {key: value for key, value in recorded.settings.items() if key not in INCIDENTAL or key == "choices"}
     empty = np.full(len(recorded.metrics["iteration"]), np.nan)
-    row = {"task": recorded.task, "agent": recorded.agent, "teacher": recorded.teacher, "seed": recorded.seed}
+    row = dict(zip(("task", "agent", "teacher", "seed"), run.name, strict=True))
     row |= {"command": run.command, "settings": json.dumps(settings), "versions": json.dumps(run.versions)}
     row |= {"hours": run.hours}
     for name, kind in PER_ITERATION.items():
@@ -134,7 +135,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> ShippedRun:
     recorded = RecordedRun(
         folder=path,
         settings=settings,
-        agent=label(str(settings["name"])),
+        agent=agent_name(settings),
         task=label(str(settings["env"]["name"])),
         teacher=label(teacher_name(settings)),
         metrics=metrics,

@@ -157,6 +157,40 @@ def _return_at_steps_of(run: RecordedRun, yardstick: Sequence[RecordedRun]) -> f
     return float(np.mean(returns)) if returns else math.nan
 
 
+def at_steps(
+    runs: Sequence[RecordedRun], yardstick: Sequence[RecordedRun], steps: Sequence[int], bootstrap: Bootstrap
+) -> Table:
+    """Evaluated returns after some numbers of steps, and as a share of the yardstick's mean after as many.
+
+    Between two evaluations a return is on the line through them; where a run was not evaluated, it has none.
+    """
+    name = yardstick[0].agent.removesuffix(YARDSTICK)
+    columns = ["task", "agent", *(f"{n:,} steps{what}" for n in steps for what in ("", f", of {name}")), "seeds"]
+    table = Table("at_steps", f"Evaluated return after so many steps, and as a share of {name}'s", columns, keys=2)
+    for task in names(runs, "task"):
+        known = [_evaluated_at(run, steps) for run in select(yardstick, task=task)]
+        whole = np.mean(known, axis=0) if known else np.full(len(steps), np.nan)
+        for agent in names(select(runs, task=task), "agent"):
+            group = np.array([_evaluated_at(run, steps) for run in select(runs, task=task, agent=agent)])
+            cells = []
+            for n, returns, at_yardstick in zip(steps, group.T, whole, strict=True):
+                value, share = (bootstrap(mean, [values]) for values in (returns, returns / at_yardstick))
+                cells += [shown(value, 1), shown(share, 2)]
+                record = {"task": task, "agent": agent, "yardstick": name, "seeds": len(group), "steps": n}
+                table.records.append({**record, "return": float(value.value), **numbers(share)})
+            table.rows.append([task, agent, *cells, f"{len(group)}"])
+    return table
+
+
+def _evaluated_at(run: RecordedRun, steps: Sequence[int]) -> Float64:
+    """The evaluated return after each of these numbers of steps; nan before the first and after the last evaluation."""
+    evaluations = run.metrics.get("eval_return", np.full(len(run.metrics["env_steps"]), np.nan))
+    known = np.isfinite(evaluations)
+    if not known.any():
+        return np.full(len(steps), np.nan)
+    return np.interp(steps, run.metrics["env_steps"][known], evaluations[known], left=np.nan, right=np.nan)
+
+
 def speed(runs: Sequence[RecordedRun], teacher: str, threshold: float, bootstrap: Bootstrap) -> Table:
     """How fast agents learn: the area under the curve, and the iterations until a return is reached.
 

@@ -98,6 +98,26 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     ) in (tmp_path / "results/README.md").read_text()
 
 
+def test_a_yardstick_is_marked_divides_and_is_not_ranked(tmp_path: Path) -> None:
+    parts = part(seeds=[0, 1], **{**PLAIN, "agents": ["ncrs", "sac_true"]})
+    configured = settings(tmp_path, parts, yardstick={"names": ["absent", "sac_true"], "steps": [640_000]})
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        add(results, planned, {"ncrs": 190.0, "sac_true": 390.0}[planned.name[1]], tmp_path / "made")
+    assert all(Results(tmp_path / "results").find(planned) is not None for planned in plan(configured))
+    write(configured)
+    page = (tmp_path / "results/README.md").read_text()
+    assert "8 of 8 runs are there." in page
+    assert "| task | ncrs | sac_true (yardstick) |" in page
+    # evaluated after the last iteration to be 10 better
+    assert re.search(r"\| walker_walk \| ncrs \| 200\.0 \[.*?\] \| 0\.50 \[.*?\] \| 2 \|", page)
+    assert re.search(r"\| walker_walk \| sac_true \(yardstick\) \| 400\.0 \[.*?\] \| 1\.00 \[.*?\] \| 2 \|", page)
+    assert "| walker_walk | 0.5 | 0.5 |" in page  # minutes, of both
+    assert "Return against environment steps" in page
+    assert "interquartile mean" not in page  # of a single agent
+    assert Results(tmp_path / "results").find(plan(configured)[-1]).recorded.agent == "sac_true (yardstick)"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("single", "sentence"),
     [

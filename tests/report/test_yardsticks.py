@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,8 @@ import pytest
 from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
-from pbrl.report.runs import find
-from pbrl.report.tables import Bootstrap, normalised, returns
+from pbrl.report.runs import RecordedRun, find
+from pbrl.report.tables import Bootstrap, at_steps, normalised, returns
 
 
 @pytest.fixture
@@ -56,6 +58,37 @@ def test_a_yardstick_that_got_not_as_far_says_nothing(runs_folder: Path) -> None
     yardstick = [run for run in runs if run.yardstick]
     found = {row[1]: row for row in normalised(runs, "", yardstick, Bootstrap(50, 0)).rows if row[0] == "walker_walk"}
     assert found["dpo"][3:] == ["-", "0 of 1"]
+
+
+def evaluate(run: RecordedRun, returns: Mapping[int, float]) -> RecordedRun:
+    """The same run, evaluated after these iterations only."""
+    evaluations = np.full(run.iterations, np.nan)
+    evaluations[list(returns)] = list(returns.values())
+    return dataclasses.replace(run, metrics={**run.metrics, "eval_return": evaluations})
+
+
+def test_evaluations_after_so_many_steps_are_divided_by_the_yardsticks(runs_folder: Path) -> None:
+    found, _ = find([runs_folder])
+    heights = {"ncrs": 100.0, "zpg": 200.0, "sac_true (yardstick)": 400.0}
+    runs = [evaluate(run, {0: 0.0, 4: heights[run.agent] + 20 * run.seed, 8: heights[run.agent] * 2}) for run in found]
+    yardstick = [run for run in runs if run.yardstick]
+    # An iteration is 64,000 steps: evaluated after 64,000, 320,000 and 576,000.
+    table = at_steps(runs, yardstick, [192_000, 320_000, 576_000, 577_000], Bootstrap(50, 0))
+    records = {(row["task"], row["agent"], row["steps"]): row for row in table.records}
+    assert records["walker_walk", "ncrs", 192_000]["return"] == pytest.approx(110 / 2)  # half way from 0
+    assert records["walker_walk", "ncrs", 320_000]["return"] == pytest.approx(110)
+    assert records["walker_walk", "ncrs", 320_000]["value"] == pytest.approx(110 / 410)
+    assert records["walker_walk", "zpg", 576_000]["value"] == pytest.approx(0.5)
+    assert records["walker_walk", "sac_true (yardstick)", 320_000]["value"] == pytest.approx(1)
+    assert np.isnan(records["walker_walk", "ncrs", 577_000]["value"])  # never evaluated so late
+    assert np.isnan(records["cheetah_run", "ncrs", 320_000]["value"])  # no yardstick there
+    assert records["cheetah_run", "ncrs", 320_000]["return"] == pytest.approx(110)
+
+
+def test_a_run_that_was_never_evaluated_has_no_return_after_any_steps(runs_folder: Path) -> None:
+    runs = [evaluate(run, {}) for run in find([runs_folder])[0]]
+    table = at_steps(runs, [run for run in runs if run.yardstick], [64_000], Bootstrap(50, 0))
+    assert {(row[2], row[3]) for row in table.rows} == {("-", "-")}
 
 
 @pytest.mark.parametrize("name", ["sac_true", "ppo_true", ""])
