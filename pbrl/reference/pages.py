@@ -47,7 +47,7 @@ INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened fo
 class Yardstick:
     """What returns are divided by, in protocols that have runs of it."""
 
-    names: Sequence[str]  # the first of them that has runs
+    names: Sequence[str]  # a table for each of them that has runs
     steps: Sequence[int]  # returns after so many steps
 
 
@@ -101,9 +101,9 @@ def findings(
         blocks["claim"] = f"{claim(runs, bootstrap)}\n"
     blocks["evaluations"] = returns(runs, "eval_return", EVALUATED, bootstrap)
     measured = [[each.recorded for each in shipped if each.name[1] == name] for name in yardstick.names]
-    if any(measured):
-        divided = tables.at_steps(runs, next(filter(None, measured)), yardstick.steps, bootstrap)
-        blocks["yardstick"] = markdown(divided)
+    divided = [tables.at_steps(runs, known, yardstick.steps, bootstrap) for known in measured if known]
+    if divided:
+        blocks["yardstick"] = "\n".join(map(markdown, divided))
     if len(names(ranked := tables.agents_of(runs), "agent")) > 1:
         made = [statistics(ranked, teacher, bootstrap) for teacher in names(ranked, "teacher")]
         blocks["statistics"] = "\n".join(made)

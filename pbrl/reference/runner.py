@@ -151,7 +151,7 @@ def is_missing(run: PlannedRun, results: Results, changed: str) -> bool:
 def begin(run: PlannedRun, results: Results, niceness: int) -> Job | None:
     """Start or continue a run; None if it turns out to be finished."""
     if (twin := results.twin(run)) is not None:
-        results.add(run, twin)
+        results.add(run, twin.renamed(run.settings["name"], run.command))
         return None
     if is_busy(run.folder):
         say(f"{run.folder} is being made by another process, which is waited for")

@@ -6,6 +6,7 @@ came of it and what was charged. Rows are sorted, so that the same runs give the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,12 @@ class ShippedRun:
     def identity(self) -> tuple[str, int]:
         """The same for two runs that learn the same: a fingerprint of the settings, and the iterations."""
         return digest(self.recorded.settings), int(self.recorded.settings["iterations"])
+
+    def renamed(self, name: str, command: str) -> ShippedRun:
+        """The same run, called otherwise: a protocol may have a run of another one under a name of its own."""
+        settings = {**self.recorded.settings, "name": name}
+        recorded = dataclasses.replace(self.recorded, settings=settings, agent=agent_name(settings))
+        return dataclasses.replace(self, recorded=recorded, command=command)
 
     @property
     def seconds_per_iteration(self) -> float:

@@ -208,6 +208,21 @@ def test_what_another_protocol_has_is_not_made_twice(tmp_path: Path, no_processe
     assert (tmp_path / "results/other.parquet").read_bytes() == (tmp_path / "results/tiny.parquet").read_bytes()
 
 
+def test_what_another_protocol_has_may_be_called_otherwise(tmp_path: Path, no_processes: list[list[str]]) -> None:
+    renamed = part(protocol="renamed", overrides=["name=floor"])
+    first, second = plan(settings(tmp_path, part(overrides=[]), renamed))
+    write_planned(first, [1.0, 2.0], tmp_path / "made")
+    results = Results(tmp_path / "results")
+    results.add(first, from_folder(first.folder, first.command))
+    assert begin(second, results, 0) is None
+    assert not no_processes
+    (row,) = read_runs(tmp_path / "results/renamed.parquet")
+    assert row.name == second.name == ("pendulum_swingup", "floor", "irrational", 0)
+    assert row.recorded.agent == "floor"
+    assert "name=floor" in row.command
+    assert not is_missing(second, Results(tmp_path / "results"), "run")
+
+
 def test_a_damaged_file_is_kept_aside_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configured = settings(tmp_path, part(overrides=[]))
     (planned,) = plan(configured)
