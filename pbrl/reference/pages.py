@@ -231,7 +231,7 @@ def curves_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, _: B
     axis = "env_steps" if any(run.yardstick for run in runs) else "iteration"
     title = f"Return against {AXES[axis].removesuffix('s')}s, {teacher} teacher"
     looks = figures.styles(names(runs, "agent"))
-    drawn = draw_curves(runs, axis, looks, title=title, notes=unequal_budgets(runs, axis))
+    drawn = draw_curves(runs, axis, looks, title=title, notes=unequal_budgets(tables.agents_of(runs), axis))
     write_atomically(folder / f"{protocol}.png", figures.render(drawn, protocol).png)
     return f"![{title}]({protocol}.png)\n\nMean over seeds of return_mean; shaded, its 95 % interval.\n"
 
