@@ -65,6 +65,13 @@ def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigurationError(f"changed must be run or keep, not {settings['changed']!r}")
     if not isinstance(settings["workers"], int) or settings["workers"] < 1:
         raise ConfigurationError(f"workers must be a whole number of at least 1, not {settings['workers']!r}")
+    for name, fields in {"bootstrap": {"resamples", "seed"}, "yardstick": {"names", "steps"}}.items():
+        if not isinstance(settings[name], dict) or set(settings[name]) != fields:
+            raise ConfigurationError(f"{name} has the settings {', '.join(sorted(fields))}, not {settings[name]!r}")
+    for name, kind, what in (("names", str, "names of yardsticks"), ("steps", int, "whole numbers")):
+        values = settings["yardstick"][name]
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise ConfigurationError(f"yardstick.{name} must be a list of {what}, not {values!r}")
     return dict(settings)
 
 

@@ -40,6 +40,7 @@ Made by `python -m pbrl.reference write` from the files beside it: nothing is ty
 draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml). What makes some
 tasks harder than others is in [docs/starts.md](../docs/starts.md).
 """
+INTERPOLATED = "Between two evaluations a return is on the line through them. The yardstick's mean counts as known."
 INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened for few seeds (docs/report.md)."
 
 
@@ -103,7 +104,7 @@ def findings(
     measured = [[each.recorded for each in shipped if each.name[1] == name] for name in yardstick.names]
     divided = [tables.at_steps(runs, known, yardstick.steps, bootstrap) for known in measured if known]
     if divided:
-        blocks["yardstick"] = "\n".join(map(markdown, divided))
+        blocks["yardstick"] = "\n".join(map(markdown, divided)) + f"\n{INTERPOLATED}\n"
     if len(names(ranked := tables.agents_of(runs), "agent")) > 1:
         made = [statistics(ranked, teacher, bootstrap) for teacher in names(ranked, "teacher")]
         blocks["statistics"] = "\n".join(made)
@@ -229,7 +230,7 @@ def curves_figure(protocol: str, runs: Sequence[RecordedRun], folder: Path, _: B
     """The paper's figure; beside a yardstick, against environment steps."""
     (teacher,) = names(runs, "teacher")
     axis = "env_steps" if any(run.yardstick for run in runs) else "iteration"
-    title = f"Return against {AXES[axis].removesuffix('s')}s, {teacher} teacher"
+    title = f"Return against {'iterations' if axis == 'iteration' else AXES[axis]}, {teacher} teacher"
     looks = figures.styles(names(runs, "agent"))
     drawn = draw_curves(runs, axis, looks, title=title, notes=unequal_budgets(tables.agents_of(runs), axis))
     write_atomically(folder / f"{protocol}.png", figures.render(drawn, protocol).png)

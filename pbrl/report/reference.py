@@ -55,7 +55,7 @@ def reference_section(
     runs: Sequence[RecordedRun], reference: Sequence[ShippedRun], bootstrap: Bootstrap, output: Output
 ) -> tuple[str, list[str], list[str]]:
     """Runs and reference side by side as HTML, sentences on where agents stand, and what was refused."""
-    compared, refused = side_by_side(runs, [each.recorded for each in reference])
+    compared, refused = side_by_side(runs, tables.agents_of(each.recorded for each in reference))
     html, sentences = "", repeated(runs, reference)
     for (teacher, budget), group in compared.items():
         notes = unequal_budgets(group, "iteration")
@@ -196,7 +196,7 @@ def repeated(runs: Sequence[RecordedRun], reference: Sequence[ShippedRun]) -> li
         else:
             equal[run.agent] = equal.get(run.agent, 0) + 1
     same = [
-        f"{count} run{'' if count == 1 else 's'} of {agent} repeat the reference bit for bit."
+        f"{count} {'run' if count == 1 else 'runs'} of {agent}: bit for bit the reference."
         for agent, count in equal.items()
     ]
     return same + different

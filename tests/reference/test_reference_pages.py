@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from synthetic_runs import write_run
 from tiny_reference import part, settings
 
+from pbrl.reference import pages
 from pbrl.reference.__main__ import write
 from pbrl.reference.pages import BLOCKS, replace_marked
 from pbrl.reference.protocol import PlannedRun, plan
 from pbrl.reference.runner import Results
+from pbrl.report.runs import RecordedRun
 from pbrl.report.shipped import from_folder
 from pbrl.run.settings import ConfigurationError
 
@@ -98,7 +101,14 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     ) in (tmp_path / "results/README.md").read_text()
 
 
-def test_a_yardstick_is_marked_divides_and_is_not_ranked(tmp_path: Path) -> None:
+def test_a_yardstick_is_marked_divides_and_is_not_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: set[str] = set()
+
+    def notes(runs: Sequence[RecordedRun], _: str) -> list[str]:
+        noted.update(run.agent for run in runs)
+        return []
+
+    monkeypatch.setattr(pages, "unequal_budgets", notes)
     parts = part(seeds=[0, 1], **{**PLAIN, "agents": ["ncrs", "sac_true"]})
     configured = settings(tmp_path, parts, yardstick={"names": ["absent", "sac_true"], "steps": [640_000]})
     results = Results(tmp_path / "results")
@@ -114,6 +124,7 @@ def test_a_yardstick_is_marked_divides_and_is_not_ranked(tmp_path: Path) -> None
     assert re.search(r"\| walker_walk \| sac_true \(yardstick\) \| 400\.0 \[.*?\] \| 1\.00 \[.*?\] \| 2 \|", page)
     assert "| walker_walk | 0.5 | 0.5 |" in page  # minutes, of both
     assert "Return against environment steps" in page
+    assert noted == {"ncrs"}  # a yardstick asks nothing, which is no unequal budget
     assert "interquartile mean" not in page  # of a single agent
     assert Results(tmp_path / "results").find(plan(configured)[-1]).recorded.agent == "sac_true (yardstick)"  # type: ignore[union-attr]
 

@@ -262,6 +262,10 @@ def test_the_time_left_by_hand(tmp_path: Path) -> None:
         (["run", "workres=2"], "workres"),
         (["run", "workers=0"], "workers must be a whole number of at least 1, not 0"),
         (["run", "changed=maybe"], "changed must be run or keep, not 'maybe'"),
+        (["write", "bootstrap=null"], "bootstrap has the settings resamples, seed, not None"),
+        (["write", "yardstick=sac_true"], "yardstick has the settings names, steps, not 'sac_true'"),
+        (["run", "yardstick.names=sac_true"], "yardstick.names must be a list of names of yardsticks, not 'sac_true'"),
+        (["run", "yardstick.steps=[many]"], r"yardstick.steps must be a list of whole numbers, not \['many'\]"),
         (["run", "protocol=shrot"], "there is no protocol 'shrot', only short, full, teachers"),
     ],
 )

@@ -60,7 +60,7 @@ def test_an_iteration_may_collect_nothing(tmp_path: Path) -> None:
     assert (run.final_return, run.eval_return, run.metrics["pairs_asked"][-1]) == (1, 12, 64)
     (row,) = speed([run], "irrational", 0.001, Bootstrap(resamples=10, seed=0)).records
     assert (row["area_value"], row["iterations"]) == (0.001, 1)
-    assert repeated([run], [ShippedRun(run, "", [], 0.0)]) == ["1 run of ncrs repeat the reference bit for bit."]
+    assert repeated([run], [ShippedRun(run, "", [], 0.0)]) == ["1 run of ncrs: bit for bit the reference."]
     assert curve([run], "iteration").mean.tolist() == [1]
 
 
