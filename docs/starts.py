@@ -1,6 +1,6 @@
 """What decides the return of a policy that has not learnt yet, and what the teacher sees of it.
 
-    python docs/starts.py    # two minutes: the table of docs/starts.md
+    python docs/starts.py    # three minutes of CPU time: the tables of docs/starts.md
 
 For each task of the paper's figure: 256 starts, and from each of them two trajectories with noise of their own, of the
 first policy that the gradient agents have. Their correlation is the share of the variance of returns that the start
@@ -61,20 +61,27 @@ def answers(rewards: Float64, gamma: float) -> Answers:
 
 
 def main() -> None:
-    """Print the table."""
-    print("| task | return | its std | no reward | share of the start | pairs that differ | wrong | wrong, gamma 1 |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    """Print the two tables."""
+    returned = ["| task | mean | std | median | 90 % below | no reward | last reward at | share of the start |"]
+    answered = ["| task | pairs that differ | wrong | confidence | wrong, gamma 1 | confidence, gamma 1 |"]
+    for table in (returned, answered):
+        table.append("|---|" + "--:|" * (table[0].count("|") - 2))
     for task in TASKS:
         rewards = two_from_each_start(task)
         returns = rewards.sum(axis=2)
         correlation, low, high = by_the_start(returns)
-        said = [answers(rewards[0], gamma) for gamma in (0.9, 1.0)]
-        wrong = " | ".join(f"{each.wrong[each.decided].mean():.2f}" for each in said)
-        print(
-            f"| {task} | {returns.mean():.1f} | {returns.std():.1f} | {(returns == 0).mean():.0%} "
-            f"| {correlation:.2f} [{low:.2f}, {high:.2f}] | {said[0].decided.mean():.0%} | {wrong} |",
-            flush=True,
+        last = max(int(np.flatnonzero(each)[-1]) + 1 for each in rewards.reshape(2 * STARTS, -1) if each.any())
+        median, ninety = np.quantile(returns, [0.5, 0.9])
+        returned.append(
+            f"| {task} | {returns.mean():.1f} | {returns.std():.1f} | {median:.1f} | {ninety:.1f} "
+            f"| {(returns == 0).mean():.0%} | step {last} | {correlation:.2f} [{low:.2f}, {high:.2f}] |"
         )
+        said = [answers(rewards[0], gamma) for gamma in (0.9, 1.0)]
+        shares = " | ".join(
+            f"{each.wrong[each.decided].mean():.2f} | {np.abs(each.preferences.score).mean():.3f}" for each in said
+        )
+        answered.append(f"| {task} | {said[0].decided.mean():.0%} | {shares} |")
+    print("\n".join([*returned, "", *answered]))
 
 
 if __name__ == "__main__":
