@@ -13,22 +13,22 @@ from pbrl.report.shipped import ShippedRun
 def hours(runs: Sequence[PlannedRun], finished: Iterable[ShippedRun], workers: int) -> float | None:
     """Hours that the rest of these runs takes, several at a time; None while nothing is known.
 
-    An agent's pace on a task is that of its finished runs there; of an agent that has none, the mean of the others' on
-    that task, or else of all.
+    An agent's pace on a task is that of its fastest finished run there: the others shared their machine. Of an agent
+    that has none, it is the mean of the others' on that task, or else of all.
     """
-    seconds: dict[tuple[str, str], list[float]] = {}
+    fastest: dict[tuple[str, str], float] = {}  # seconds an iteration, of an agent on a task
     for each in finished:
-        task, agent, *_ = each.name
-        for key in ((task, agent), (task, ""), ("", "")):
-            seconds.setdefault(key, []).append(each.seconds_per_iteration)
-    if not seconds:
+        key = each.name[:2]
+        fastest[key] = min(each.seconds_per_iteration, fastest.get(key, np.inf))
+    if not fastest:
         return None
-    total = 0.0
-    for run in runs:
-        task, agent, *_ = run.name
-        key = next(key for key in ((task, agent), (task, ""), ("", "")) if key in seconds)
-        total += float(np.mean(seconds[key])) * max(0, run.settings["iterations"] - recorded(run))
-    return total / 3600 / workers
+
+    def pace(task: str, agent: str) -> float:
+        on_task = [seconds for (where, _), seconds in fastest.items() if where == task]
+        return fastest.get((task, agent), float(np.mean(on_task or [*fastest.values()])))
+
+    seconds = [pace(*run.name[:2]) * max(0, run.settings["iterations"] - recorded(run)) for run in runs]
+    return sum(seconds) / 3600 / workers
 
 
 def recorded(run: PlannedRun) -> int:

@@ -13,7 +13,7 @@ from tiny_reference import part, settings
 
 from pbrl.reference import pages
 from pbrl.reference.__main__ import write
-from pbrl.reference.pages import BLOCKS, replace_marked
+from pbrl.reference.pages import BLOCKS, minutes, replace_marked
 from pbrl.reference.protocol import PlannedRun, plan
 from pbrl.reference.runner import Results
 from pbrl.report.runs import RecordedRun
@@ -75,6 +75,15 @@ def test_tables_figures_and_what_is_missing(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in [readme, *(tmp_path / "results").iterdir()]}
     write(configured)
     assert before == {path: path.read_bytes() for path in before}  # the same runs, the same bytes
+
+
+def test_minutes_are_those_of_the_fastest_run(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    for planned in plan(settings(tmp_path, part(seeds=[0, 1, 2], **PLAIN))):
+        add(results, planned, 10, tmp_path / "made")
+    for run in results.every():
+        run.recorded.metrics["seconds"] *= 4 if run.recorded.seed == 1 else 20  # a busy machine
+    assert minutes(list(results.every())).rows == [[task, "2.0", "2.0", "2.0"] for task in sorted(TASKS)]
 
 
 def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,14 +245,30 @@ def test_a_damaged_file_is_kept_aside_and_made_again(tmp_path: Path, capsys: pyt
 
 def test_the_time_left_by_hand(tmp_path: Path) -> None:
     how = {"overrides": [], "iterations": 100}
-    agents = {"agents": ["random", "ncrs"], **how}
-    runs = plan(settings(tmp_path, part(**agents), part(tasks=["cheetah_run"], **how)))
+    runs = plan(settings(tmp_path, part(agents=["random", "ncrs"], **how), part(tasks=["cheetah_run"], **how)))
     assert hours(runs, [], workers=2) is None
     results = Results(tmp_path / "results")
     write_planned(runs[0], [1.0, 2.0], tmp_path / "made")  # 3 seconds an iteration
     results.add(runs[0], from_folder(runs[0].folder, runs[0].command))
-    # 98 iterations of the first run, and the mean pace for an agent and a task without finished runs: 100 each.
+    # 98 iterations of the first run, and its pace for an agent and a task without finished runs: 100 each.
     assert hours(runs, results.every(), workers=2) == pytest.approx(298 * 3 / 3600 / 2)
+
+
+def test_the_time_left_is_reckoned_from_the_fastest_runs(tmp_path: Path) -> None:
+    how = {"overrides": [], "iterations": 100}
+    tasks = ["pendulum_swingup", "cheetah_run"]
+    runs = plan(settings(tmp_path, part(agents=["random", "ncrs", "zpg"], tasks=tasks, seeds=[0, 1], **how)))
+    paces = {("pendulum_swingup", "random"): [9.0, 1.0], ("pendulum_swingup", "ncrs"): [2.0, 5.0]}
+    paces[("cheetah_run", "random")] = [8.0, 30.0]
+    finished = [
+        SimpleNamespace(name=planned.name, seconds_per_iteration=paces[planned.name[:2]][planned.name[3]])
+        for planned in runs
+        if planned.name[:2] in paces
+    ]
+    # On the pendulum zpg has the mean of the two others, on the cheetah both others have that of random.
+    expected = 2 * 100 * (1 + 2 + 1.5 + 8 + 8 + 8) / 3600
+    assert hours(runs, finished, workers=1) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert hours(runs, finished[::-1], workers=1) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
