@@ -27,7 +27,7 @@ def hours(runs: Sequence[PlannedRun], finished: Iterable[ShippedRun], workers: i
         on_task = [seconds for (where, _), seconds in fastest.items() if where == task]
         return fastest.get((task, agent), float(np.mean(on_task or [*fastest.values()])))
 
-    seconds = [pace(*run.name[:2]) * max(0, run.settings["iterations"] - recorded(run)) for run in runs]
+    seconds: list[float] = [pace(*run.name[:2]) * max(0, run.settings["iterations"] - recorded(run)) for run in runs]
     return sum(seconds) / 3600 / workers
 
 
