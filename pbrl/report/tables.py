@@ -273,16 +273,23 @@ def aggregates(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
 
 
 def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> Table:
-    """The probability that a run of one agent beats a run of another, for every two agents that share a task."""
+    """The probability that a run of one agent beats a run of another, for every two agents that share a task.
+
+    Of the two, the one that wins more often comes first.
+    """
     table = Table("improvement", "Probability of improvement", ["of", "over", "probability", "tasks"], keys=2)
-    for first, second in combinations(names(runs, "agent"), 2):
-        two = select(runs, agent=first) + select(runs, agent=second)
+    found = []
+    for pair in combinations(names(runs, "agent"), 2):
+        two = select(runs, agent=pair[0]) + select(runs, agent=pair[1])
         if tasks := shared_tasks(two):
-            arms = (scores(select(two, agent=agent), tasks) for agent in (first, second))
-            estimate = bootstrap(stats.probability_of_improvement, *arms, bounds=(0, 1))
-            table.rows.append([first, second, shown(estimate, 2), str(len(tasks))])
-            record = {"teacher": teacher, "agent": first, "over": second, "tasks": len(tasks)}
-            table.records.append({**record, **numbers(estimate)})
+            arms = {agent: scores(select(two, agent=agent), tasks) for agent in pair}
+            first, second = pair if stats.probability_of_improvement(*arms.values()) >= 0.5 else pair[::-1]
+            found.append((first, second, len(tasks), arms[first], arms[second]))
+    for first, second, shared, *both in sorted(found, key=lambda each: each[:2]):
+        estimate = bootstrap(stats.probability_of_improvement, *both, bounds=(0, 1))
+        table.rows.append([first, second, shown(estimate, 2), str(shared)])
+        record = {"teacher": teacher, "agent": first, "over": second, "tasks": shared}
+        table.records.append({**record, **numbers(estimate)})
     return table
 
 

@@ -18,8 +18,8 @@ from synthetic_runs import write_run
 
 from pbrl.report.__main__ import main
 from pbrl.report.files import to_latex
-from pbrl.report.runs import find
-from pbrl.report.tables import Bootstrap, Table, aggregates, headline, returns, speed
+from pbrl.report.runs import find, load
+from pbrl.report.tables import Bootstrap, Table, aggregates, headline, improvement, returns, speed
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
 HEIGHTS = {("ncrs", "walker_walk"): 800.0, ("ncrs", "cheetah_run"): 600.0, ("zpg", "walker_walk"): 400.0}
@@ -289,3 +289,17 @@ def test_latex_is_escaped_and_every_row_has_its_cells() -> None:
         r"\hline",
         r"\end{tabular}",
     ]
+
+
+def test_of_two_agents_the_better_one_comes_first(tmp_path: Path) -> None:
+    heights = {"dpo": (100.0, 200.0), "ncrs": (400.0, 500.0), "zpg": (150.0, 600.0)}
+    runs = [
+        load(write_run(tmp_path, [height] * 10, agent=agent, seed=seed))
+        for agent, both in heights.items()
+        for seed, height in enumerate(both)
+    ]
+    table = improvement(runs, "irrational", Bootstrap(resamples=100, seed=0))
+    # zpg beats dpo in three of four pairings; ncrs and zpg win half of theirs and stay in their order.
+    assert [row[:2] for row in table.rows] == [["ncrs", "dpo"], ["ncrs", "zpg"], ["zpg", "dpo"]]
+    assert [each["value"] for each in table.records] == pytest.approx([1, 0.5, 0.75])
+    assert [(each["agent"], each["over"]) for each in table.records] == [tuple(row[:2]) for row in table.rows]
