@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,12 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from scipy import stats
+from tqdm import tqdm
 
 from agents.samplers import Questions, Round
 from pbrl.ledger import Ledger
 from pbrl.policy import GaussianPolicy
+from pbrl.run.files import write_atomically
 from pbrl.run.settings import build, instantiate
 from pbrl.simulation.simulator import Simulator
 from pbrl.threads import workers
@@ -92,22 +95,20 @@ def measure(sampler: str, seed: int) -> Iterator[list]:
 
 
 def run(seeds: list[int]) -> None:
-    """Measure what the file lacks. A sequence of rounds is added when it is whole."""
-    there = {(line["sampler"], int(line["seed"])) for line in lines()}
-    for seed in seeds:
-        for sampler in SAMPLERS:
-            if (sampler, seed) in there:
-                continue
-            measured = list(measure(sampler, seed))
-            new = not FILE.exists()
-            with FILE.open("a", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *measured] if new else measured)
-            print(f"{sampler}, seed {seed}: {', '.join(f'{line[3]} ({line[2]})' for line in measured)}", flush=True)
+    """Measure what the file lacks. A sequence of rounds is added when it is whole, so that none is in it by half."""
+    for seed, sampler in product(seeds, SAMPLERS):
+        there = lines()
+        if (sampler, str(seed)) in {(line["sampler"], line["seed"]) for line in there}:
+            continue
+        measured = list(tqdm(measure(sampler, seed), f"{sampler}, seed {seed}", total=len(ROUNDS), disable=None))
+        rows = [COLUMNS, *(line.values() for line in there), *measured]
+        write_atomically(FILE, "".join(",".join(map(str, row)) + "\n" for row in rows))
+        print(f"{sampler}, seed {seed}: {', '.join(f'{line[3]} ({line[2]})' for line in measured)}", flush=True)
 
 
 def lines() -> list[dict[str, str]]:
     """What the file has."""
-    return list(csv.DictReader(FILE.open(newline=""))) if FILE.exists() else []
+    return list(csv.DictReader(FILE.read_text().splitlines())) if FILE.exists() else []
 
 
 def table() -> None:
@@ -136,6 +137,8 @@ if __name__ == "__main__":
     parser.add_argument("command", choices=["run", "table"])
     parser.add_argument("seeds", nargs="*", type=int)
     chosen = parser.parse_args()
+    if chosen.command == "run" and not chosen.seeds:
+        parser.error("run needs seeds, such as 0 1 2 3 4")
     if chosen.command == "run":
         run(chosen.seeds)
     else:
