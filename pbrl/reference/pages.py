@@ -172,18 +172,24 @@ def statistics(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) 
 
 
 def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
-    """Which agents have not been shown to be better than `random`, where, and where one seed cannot tell."""
+    """Which agents have not been shown to be better than `random`, where, and where one seed cannot tell.
+
+    Where only the few seeds are to blame, with every one of the agent's above every one of random's, this is said.
+    """
     not_above: dict[str, list[str]] = {}
+    apart: dict[str, list[str]] = {}  # those of not_above whose every seed is above
     undecided: dict[str, list[str]] = {}
     pairs = sorted({(run.agent, run.task, run.teacher) for run in runs if run.agent != "random"})
     for agent, task, teacher in pairs:
-        theirs = final(select(runs, task=task, teacher=teacher, agent="random"), bootstrap)
-        ours = final(select(runs, task=task, teacher=teacher, agent=agent), bootstrap)
+        both = [select(runs, task=task, teacher=teacher, agent=name) for name in (agent, "random")]
+        ours, theirs = (final(each, bootstrap) for each in both)
         where = f"{task}, {teacher}" if len(names(runs, "teacher")) > 1 else task
         if math.isnan(ours.low) or math.isnan(theirs.high):
             undecided.setdefault(agent, []).append(where)
         elif not ours.low > theirs.high:
             not_above.setdefault(agent, []).append(where)
+            if min(run.final_return for run in both[0]) > max(run.final_return for run in both[1]):
+                apart.setdefault(agent, []).append(where)
 
     def listed(found: Mapping[str, Sequence[str]]) -> str:
         return "; ".join(f"{agent} ({', '.join(places)})" for agent, places in found.items())
@@ -193,6 +199,7 @@ def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
     sentence = "Above `random`, interval above interval: every agent on every task"
     sentence += " with several seeds" if undecided else ""
     sentence += f", except {listed(not_above)}." if not_above else "."
+    sentence += f" Of these, every seed is above every one of random's: {listed(apart)}." if apart else ""
     return f"{sentence} One seed, which decides nothing: {listed(undecided)}." if undecided else sentence
 
 

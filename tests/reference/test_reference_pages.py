@@ -161,6 +161,21 @@ def test_one_seed_is_not_told_from_random(single: list[str], sentence: str, tmp_
     assert sentence in (tmp_path / "results/README.md").read_text()
 
 
+def test_seeds_that_are_all_above_random_are_told_from_those_that_are_not(tmp_path: Path) -> None:
+    """Intervals of three seeds are wide: those of both agents hold random's, but only one has a seed as low."""
+    heights = {"random": (10, 12, 14), "ncrs": (14.1, 40, 90), "zpg": (13.9, 40, 90)}
+    configured = settings(tmp_path, part(seeds=[0, 1, 2], **{**PLAIN, "tasks": ["cheetah_run"]}))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        _, agent, _, seed = planned.name
+        add(results, planned, heights[agent][seed], tmp_path / "made")
+    write(configured)
+    assert (
+        "every agent on every task, except ncrs (cheetah_run); zpg (cheetah_run). Of these, every seed is above every "
+        "one of random's: ncrs (cheetah_run).\n"
+    ) in (tmp_path / "results/README.md").read_text()
+
+
 def test_several_teachers_are_a_matrix(tmp_path: Path) -> None:
     how = {**PLAIN, "tasks": ["cheetah_run"], "agents": ["ncrs"], "teachers": ["rational", "skip"], "seeds": [0, 1]}
     configured = settings(tmp_path, part(**how))
