@@ -1,7 +1,9 @@
 """Measure the choices on which the paper is silent, and write the tables of docs/readings.md.
 
     python docs/readings.py run  [--jobs 2] [--folder runs/readings] [--only cheetah_run/ncrs ...]
-    python docs/readings.py table [--folder runs/readings]
+    python docs/readings.py table
+
+`run` makes the runs that docs/readings.csv lacks, and adds each when it is finished; `table` is made of that file.
 
 For the search agents, a fractional factorial design: 16 runs, each with its own seed, in which every choice is made
 both ways equally often, against all others. So each of the 16 runs speaks about every choice, and an effect is the
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import itertools
 import subprocess
 import sys
@@ -21,11 +24,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from scipy import stats
 
+from pbrl.run.files import write_atomically
 from pbrl.run.record import columns, read
+
+FILE = Path(__file__).with_suffix(".csv")
+COLUMNS = ["env", "agent", "name", "seed", "iterations", "overrides", "evaluation", "collected"]
+WRITING = Lock()  # the file
 
 ITERATIONS = {"cheetah_run": 100, "walker_walk": 31}
 EXPLORATION = {  # of the search agents while they collect
@@ -41,7 +50,10 @@ CLIPS = {  # what PPO-RLHF compares
     "clips of 50 steps": ["agent.clip_steps=50"],
 }
 OBSERVATIONS = {"as they are": [], "normalised": ["normalise_observations=true"]}
-MINIBATCHES = {"10 minibatches, lr 3e-4": [], "64 minibatches, lr 6e-4": ["ppo@agent.ppo=minibatches"]}
+MINIBATCHES = {
+    "1 pass of 10 minibatches, lr 3e-4 after warm-up": [],
+    "4 passes of 64 minibatches, lr 6e-4": ["ppo@agent.ppo=minibatches"],
+}
 PAIRS_KEPT = {"of 10 iterations": [], "all": ["agent.reward_model.buffer_iterations=null"]}
 ONE_AT_A_TIME = {
     "dpo": {
@@ -71,6 +83,11 @@ class Job:
     iterations: int
     overrides: list[str]
     levels: dict[str, str] = field(default_factory=dict)  # choice -> what was chosen
+
+    @property
+    def key(self) -> str:
+        """What it is called in the file."""
+        return f"{self.env}/{self.agent}/{self.name}/{self.seed}"
 
     def folder(self, root: Path) -> Path:
         """Where the run lives."""
@@ -124,7 +141,7 @@ def jobs() -> Iterator[Job]:
 
 
 def run(job: Job, root: Path) -> None:
-    """Train, with one thread, unless that was done before."""
+    """Train, with one thread, and add the result to the file."""
     folder = job.folder(root)
     settings = {
         "env": job.env,
@@ -140,19 +157,35 @@ def run(job: Job, root: Path) -> None:
     command = [sys.executable, "-m", "pbrl.train", *(f"{key}={value}" for key, value in settings.items())]
     done = subprocess.run([*command, *job.overrides], capture_output=True, text=True, check=False)
     print(folder, "done" if done.returncode == 0 else done.stderr[-500:], flush=True)
+    if done.returncode == 0:
+        add(job, *final(folder))
 
 
-def final(job: Job, root: Path) -> tuple[float, float]:
-    """The mean of the last two evaluations of the incumbent, and of the last five iterations' collected returns.
-
-    NaN if the run is not there.
-    """
-    path = job.folder(root) / "metrics.jsonl"
-    if not path.exists():
-        return float("nan"), float("nan")
-    metrics = columns(read(path))
+def final(folder: Path) -> tuple[float, float]:
+    """The mean of the last two evaluations of the incumbent, and of the last five iterations' collected returns."""
+    metrics = columns(read(folder / "metrics.jsonl"))
     evaluations = metrics["eval_return"]
     return float(evaluations[np.isfinite(evaluations)][-2:].mean()), float(metrics["return_mean"][-5:].mean())
+
+
+def lines() -> dict[str, dict[str, str]]:
+    """What the file has, by key."""
+    rows = csv.DictReader(FILE.read_text().splitlines())
+    return {"/".join(row[name] for name in COLUMNS[:4]): row for row in rows}
+
+
+def add(job: Job, evaluated: float, collected: float) -> None:
+    """Add a finished run to the file."""
+    what = [job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides)]
+    row = dict(zip(COLUMNS, [*what, f"{evaluated:.1f}", f"{collected:.1f}"], strict=True))
+    with WRITING:
+        there = lines()
+        order = {each.key: place for place, each in enumerate(jobs())}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for _, row in sorted({**there, job.key: row}.items(), key=lambda each: order[each[0]]))
+        write_atomically(FILE, text.getvalue())
 
 
 def main_effects(results: list[tuple[Job, float]]) -> Iterator[dict[str, str]]:
@@ -194,15 +227,14 @@ def markdown(rows: list[dict[str, str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def table(root: Path) -> None:
-    """Print all tables, and write every run's result as CSV."""
-    everything = [(job, final(job, root)) for job in jobs()]
-    with (root / "readings.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["env", "agent", "name", "seed", "iterations", "overrides", "evaluation", "collected"])
-        for job, values in everything:
-            writer.writerow([job.env, job.agent, job.name, job.seed, job.iterations, " ".join(job.overrides), *values])
-    there = [(job, values) for job, values in everything if np.isfinite(values[0])]
+def table() -> None:
+    """Print all tables."""
+    found = lines()
+    there = [
+        (job, (float(found[job.key]["evaluation"]), float(found[job.key]["collected"])))
+        for job in jobs()
+        if job.key in found
+    ]
     for study, group in itertools.groupby(there, key=lambda each: each[0].study):
         results = list(group)
         print(f"\n### {study}: {len(results)} runs of {results[0][0].iterations} iterations\n")
@@ -231,9 +263,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="beginnings of env/agent/name/seed")
     options = parser.parse_args()
     if options.what == "table":
-        table(options.folder)
+        table()
         return
-    wanted = [job for job in jobs() if str(job.folder(Path())).startswith(tuple(options.only))]
+    there = lines()
+    wanted = [job for job in jobs() if job.key.startswith(tuple(options.only)) and job.key not in there]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: run(job, options.folder), wanted))
 
