@@ -52,7 +52,8 @@ def test_each_pass_of_ppo_takes_all_steps_in_another_order():
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_passes_multiply_the_gradient_steps_and_not_the_warm_up(passes):
-    trial, steps = Trial("prefppo", *SMALL, ppo__passes=passes, ppo__gradient_steps=4), []
+    ppo = {"ppo__passes": passes, "ppo__gradient_steps": 4, "ppo__warmup_updates": 20}
+    trial, steps = Trial("prefppo", *SMALL, **ppo), []
     trial.agent.ppo.network.optimizer.register_step_post_hook(lambda *_: steps.append(1))
     metrics = trial.run(2)
     assert len(steps) == 2 * 4 * passes
