@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from hydra import compose, initialize_config_module
 from scipy import stats
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -69,19 +70,22 @@ class Returns(BaseCallback):
 
 def theirs(seed: int) -> list[float]:
     """Mean return of each iteration of Stable-Baselines3's `PPO.learn`."""
-    envs = VecNormalize(VecMonitor(SB3Envs(TASK, TRAJECTORIES, threads=1)), gamma=0.99)
+    with initialize_config_module("conf"):
+        ppo = compose("train", overrides=["agent=ppo_true"]).agent.ppo
+    envs = VecNormalize(VecMonitor(SB3Envs(TASK, TRAJECTORIES, threads=1)), gamma=ppo.gamma)
+    hidden = list(ppo.critic_hidden)
     model = PPO(
         "MlpPolicy",
         envs,
-        learning_rate=6e-4,
+        learning_rate=ppo.actor_learning_rate,
         n_steps=STEPS,
-        batch_size=STEPS,
+        batch_size=TRAJECTORIES * STEPS // ppo.gradient_steps,
         n_epochs=1,
-        gamma=0.99,
-        gae_lambda=0.95,
-        clip_range=0.2,
-        max_grad_norm=0.5,
-        policy_kwargs={"net_arch": {"pi": [256, 256], "vf": [256, 256]}},
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+        clip_range=ppo.clip_range,
+        max_grad_norm=ppo.max_gradient_norm,
+        policy_kwargs={"net_arch": {"pi": hidden, "vf": hidden}},
         stats_window_size=TRAJECTORIES,
         seed=seed,
         device="cpu",

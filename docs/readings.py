@@ -184,7 +184,9 @@ def add(job: Job, evaluated: float, collected: float) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row for _, row in sorted({**there, job.key: row}.items(), key=lambda each: order[each[0]]))
+        writer.writerows(
+            row for _, row in sorted({**there, job.key: row}.items(), key=lambda each: order.get(each[0], len(order)))
+        )
         write_atomically(FILE, text.getvalue())
 
 

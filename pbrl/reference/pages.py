@@ -199,7 +199,7 @@ def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
     sentence = "Above `random`, interval above interval: every agent on every task"
     sentence += " with several seeds" if undecided else ""
     sentence += f", except {listed(not_above)}." if not_above else "."
-    sentence += f" Of these, every seed is above every one of random's: {listed(apart)}." if apart else ""
+    sentence += f" Among these exceptions, every seed is above every one of random's: {listed(apart)}." if apart else ""
     return f"{sentence} One seed, which decides nothing: {listed(undecided)}." if undecided else sentence
 
 

@@ -44,6 +44,7 @@ PAPER = {
             "clip_range": 0.2,
             "gae_lambda": 0.95,
             "gamma": 0.99,
+            "passes": 1,
             "gradient_steps": 10,
             "max_gradient_norm": 0.5,
         },
