@@ -171,8 +171,8 @@ def test_seeds_that_are_all_above_random_are_told_from_those_that_are_not(tmp_pa
         add(results, planned, heights[agent][seed], tmp_path / "made")
     write(configured)
     assert (
-        "every agent on every task, except ncrs (cheetah_run); zpg (cheetah_run). Among these exceptions, every seed is "
-        "above every one of random's: ncrs (cheetah_run).\n"
+        "every agent on every task, except ncrs (cheetah_run); zpg (cheetah_run). Among these exceptions, every seed "
+        "is above every one of random's: ncrs (cheetah_run).\n"
     ) in (tmp_path / "results/README.md").read_text()
 
 
