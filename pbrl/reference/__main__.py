@@ -51,7 +51,7 @@ def write(settings: Mapping[str, Any]) -> int:
     """Write the pages; the exit code."""
     results = Results(Path(settings["results"]))
     every = plan({**settings, "protocol": None})
-    how = Bootstrap(**settings["bootstrap"]), pages.Yardstick(**settings["yardstick"])
+    how = Bootstrap(**settings["bootstrap"]), pages.Yardstick(**settings["yardstick"]), settings["tried_on"]
     pages.write(every, results, map(Path, settings["pages"]), *how)
     print(f"wrote {results.folder / 'README.md'}")
     return 0
@@ -68,10 +68,13 @@ def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
     for name, fields in {"bootstrap": {"resamples", "seed"}, "yardstick": {"names", "steps"}}.items():
         if not isinstance(settings[name], dict) or set(settings[name]) != fields:
             raise ConfigurationError(f"{name} has the settings {', '.join(sorted(fields))}, not {settings[name]!r}")
-    for name, kind, what in (("names", str, "names of yardsticks"), ("steps", int, "whole numbers")):
-        values = settings["yardstick"][name]
+    for name, values, kind, what in (
+        ("yardstick.names", settings["yardstick"]["names"], str, "names of yardsticks"),
+        ("yardstick.steps", settings["yardstick"]["steps"], int, "whole numbers"),
+        ("tried_on", settings["tried_on"], str, "names of tasks"),
+    ):
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-            raise ConfigurationError(f"yardstick.{name} must be a list of {what}, not {values!r}")
+            raise ConfigurationError(f"{name} must be a list of {what}, not {values!r}")
     return dict(settings)
 
 

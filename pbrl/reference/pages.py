@@ -29,7 +29,18 @@ from pbrl.report.tables import RATIONAL, Bootstrap, Table, headline, names, sele
 from pbrl.run.files import write_atomically
 from pbrl.run.settings import ConfigurationError
 
-BLOCKS = ("progress", "figure", "returns", "claim", "evaluations", "yardstick", "statistics", "cost", "commands")
+BLOCKS = (
+    "progress",
+    "figure",
+    "returns",
+    "claim",
+    "evaluations",
+    "yardstick",
+    "statistics",
+    "untried",
+    "cost",
+    "commands",
+)
 PAPER_AGENTS = ("ncrs", "zpg", "dpo", "ppo_rlhf")  # the agents of the paper's figure
 MARKED = re.compile(r"(?P<begin><!-- results: (?P<name>[^>\n]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 PICTURE = re.compile(r"\]\((?=[\w.-]+\.png\))")
@@ -40,6 +51,7 @@ Made by `python -m pbrl.reference write` from the files beside it: nothing is ty
 draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml). What makes some
 tasks harder than others is in [docs/starts.md](../docs/starts.md).
 """
+UNTRIED = "The same over the tasks on which nothing was tried while the defaults of our own agents were chosen."
 INTERPOLATED = "Between two evaluations a return is on the line through them. The yardstick's mean counts as known."
 INTERVALS = "Intervals are 95 %, from a bootstrap stratified by task, widened for few seeds (docs/report.md)."
 
@@ -53,9 +65,14 @@ class Yardstick:
 
 
 def write(
-    runs: Sequence[PlannedRun], results: Results, pages: Iterable[Path], bootstrap: Bootstrap, yardstick: Yardstick
+    runs: Sequence[PlannedRun],  # of all protocols
+    results: Results,
+    pages: Iterable[Path],
+    bootstrap: Bootstrap,
+    yardstick: Yardstick,
+    tried_on: Sequence[str],  # tasks that defaults were tried on
 ) -> None:
-    """Write results/README.md, its figures, and the tables of other pages. `runs` are those of all protocols."""
+    """Write results/README.md, its figures, and the tables of other pages."""
     blocks: dict[str, str] = {}
     text = INTRODUCTION
     for protocol in dict.fromkeys(run.protocol for run in runs):
@@ -63,7 +80,7 @@ def write(
         shipped = list(results.runs.get(protocol, {}).values())
         made = {"progress": progress(planned, shipped)}
         if shipped:
-            made |= findings(protocol, shipped, results.folder, bootstrap, yardstick)
+            made |= findings(protocol, shipped, results.folder, bootstrap, yardstick, tried_on)
         text += f"\n## {protocol}\n\n" + "\n".join(made.values())
         blocks |= {f"{protocol} {name}": made.get(name, made["progress"]) for name in BLOCKS}
     write_atomically(results.folder / "README.md", text)
@@ -89,7 +106,12 @@ def replace_marked(text: str, blocks: Mapping[str, str], page: Path, folder: Pat
 
 
 def findings(
-    protocol: str, shipped: Sequence[ShippedRun], folder: Path, bootstrap: Bootstrap, yardstick: Yardstick
+    protocol: str,
+    shipped: Sequence[ShippedRun],
+    folder: Path,
+    bootstrap: Bootstrap,
+    yardstick: Yardstick,
+    tried_on: Sequence[str],
 ) -> dict[str, str]:
     """All there is to say about the runs of a protocol, by name; its figure is written to the folder."""
     runs = [each.recorded for each in shipped]
@@ -106,8 +128,10 @@ def findings(
     if divided:
         blocks["yardstick"] = "\n".join(map(markdown, divided)) + f"\n{INTERPOLATED}\n"
     if len(names(ranked := tables.agents_of(runs), "agent")) > 1:
-        made = [statistics(ranked, teacher, bootstrap) for teacher in names(ranked, "teacher")]
-        blocks["statistics"] = "\n".join(made)
+        blocks["statistics"] = statistics(ranked, bootstrap)
+        untried = [run for run in ranked if run.task not in tried_on]
+        if 0 < len(untried) < len(ranked):
+            blocks["untried"] = f"{UNTRIED}\n\n{statistics(untried, bootstrap)}"
     blocks["cost"] = f"{markdown(ledger(runs))}\n{markdown(minutes(shipped))}\n{hours(shipped)}\n"
     blocks["commands"] = (
         "\n".join(
@@ -160,15 +184,19 @@ def returns(runs: Sequence[RecordedRun], quantity: str, title: str, bootstrap: B
     return "\n".join(made)
 
 
-def statistics(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap) -> str:
-    """Interquartile mean, optimality gap and probability of improvement over the tasks that all agents have."""
-    group = select(runs, teacher=teacher)
-    aggregates = tables.aggregates(group, teacher, bootstrap)
-    if not aggregates.rows:
-        return "No task has runs of all agents yet.\n"
-    only = f"Over {', '.join(tables.shared_tasks(group))}, which all agents have runs of.\n"
-    parts = [markdown(aggregates), only, markdown(tables.improvement(group, teacher, bootstrap))]
-    return "\n".join([*parts, headline(aggregates, teacher)]) + "\n"
+def statistics(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
+    """For each teacher, interquartile mean, optimality gap and probability of improvement over the shared tasks."""
+    made = []
+    for teacher in names(runs, "teacher"):
+        group = select(runs, teacher=teacher)
+        aggregates = tables.aggregates(group, teacher, bootstrap)
+        if not aggregates.rows:
+            made.append("No task has runs of all agents yet.\n")
+            continue
+        only = f"Over {', '.join(tables.shared_tasks(group))}, which all agents have runs of.\n"
+        parts = [markdown(aggregates), only, markdown(tables.improvement(group, teacher, bootstrap))]
+        made.append("\n".join([*parts, headline(aggregates, teacher)]) + "\n")
+    return "\n".join(made)
 
 
 def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:

@@ -110,6 +110,24 @@ def test_what_the_runs_say_of_the_papers_claim(tmp_path: Path) -> None:
     ) in (tmp_path / "results/README.md").read_text()
 
 
+def test_tasks_on_which_nothing_was_tried_have_statistics_of_their_own(tmp_path: Path) -> None:
+    """`ncrs` is higher on cheetah_run, on which it was made, and lower on walker_walk."""
+    heights = {"cheetah_run": {"ncrs": 900, "zpg": 100}, "walker_walk": {"ncrs": 100, "zpg": 300}}
+    configured = settings(tmp_path, part(**{**PLAIN, "agents": ["ncrs", "zpg"], "seeds": [0, 1]}))
+    results = Results(tmp_path / "results")
+    for planned in plan(configured):
+        add(results, planned, heights[planned.name[0]][planned.name[1]], tmp_path / "made")
+
+    def found(tried_on: Sequence[str]) -> list[str]:
+        write({**configured, "tried_on": tried_on})
+        page = (tmp_path / "results/README.md").read_text()
+        assert page.count(pages.UNTRIED) == page.count("interquartile mean |") - 1
+        return re.findall(r"(\w+) has the highest interquartile mean over (\d) task", page)
+
+    assert found(["cheetah_run"]) == [("ncrs", "2"), ("zpg", "1")]
+    assert found([]) == found(TASKS) == [("ncrs", "2")]  # nothing to set apart
+
+
 def test_a_yardstick_is_marked_divides_and_is_not_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: set[str] = set()
 

@@ -282,6 +282,7 @@ def test_the_time_left_is_reckoned_from_the_fastest_runs(tmp_path: Path) -> None
         (["write", "bootstrap=null"], "bootstrap has the settings resamples, seed, not None"),
         (["write", "yardstick=sac_true"], "yardstick has the settings names, steps, not 'sac_true'"),
         (["run", "yardstick.names=sac_true"], "yardstick.names must be a list of names of yardsticks, not 'sac_true'"),
+        (["write", "tried_on=walker_walk"], "tried_on must be a list of names of tasks, not 'walker_walk'"),
         (["run", "yardstick.steps=[many]"], r"yardstick.steps must be a list of whole numbers, not \['many'\]"),
         (["run", "protocol=shrot"], "there is no protocol 'shrot', only short, full, teachers"),
     ],
