@@ -127,7 +127,7 @@ def findings(
     divided = [tables.at_steps(runs, known, yardstick.steps, bootstrap) for known in measured if known]
     if divided:
         blocks["yardstick"] = "\n".join(map(markdown, divided)) + f"\n{INTERPOLATED}\n"
-    if len(names(ranked := tables.agents_of(runs), "agent")) > 1:
+    if not several and len(names(ranked := tables.agents_of(runs), "agent")) > 1:
         blocks["statistics"] = statistics(ranked, bootstrap)
         untried = [run for run in ranked if run.task not in tried_on]
         if 0 < len(untried) < len(ranked):
@@ -174,29 +174,34 @@ def progress(planned: Sequence[PlannedRun], shipped: Sequence[ShippedRun]) -> st
 
 
 def returns(runs: Sequence[RecordedRun], quantity: str, title: str, bootstrap: Bootstrap) -> str:
-    """A table for each teacher: tasks by agents."""
-    made = []
-    for teacher in names(runs, "teacher"):
-        table = tables.returns(
+    """Tasks by agents; with several teachers, tasks and teachers by agents."""
+    made = {
+        teacher: tables.returns(
             select(runs, teacher=teacher), teacher, quantity, f"{title}, {teacher} teacher", bootstrap
         )
-        made.append(markdown(table))
-    return "\n".join(made)
+        for teacher in names(runs, "teacher")
+    }
+    if len(made) == 1:
+        return markdown(*made.values())
+    whole = Table(quantity, title, ["task", "teacher", *names(runs, "agent")], keys=2)
+    for teacher, table in made.items():
+        for i, row in enumerate(table.rows):
+            cells = {"teacher": teacher, **dict(zip(table.columns, row, strict=True))}
+            best = [table.columns[column] for where, column in table.best if where == i]
+            whole.best.update((len(whole.rows), whole.columns.index(agent)) for agent in best)
+            whole.rows.append([cells.get(column, "-") for column in whole.columns])
+    return markdown(whole)
 
 
 def statistics(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
-    """For each teacher, interquartile mean, optimality gap and probability of improvement over the shared tasks."""
-    made = []
-    for teacher in names(runs, "teacher"):
-        group = select(runs, teacher=teacher)
-        aggregates = tables.aggregates(group, teacher, bootstrap)
-        if not aggregates.rows:
-            made.append("No task has runs of all agents yet.\n")
-            continue
-        only = f"Over {', '.join(tables.shared_tasks(group))}, which all agents have runs of.\n"
-        parts = [markdown(aggregates), only, markdown(tables.improvement(group, teacher, bootstrap))]
-        made.append("\n".join([*parts, headline(aggregates, teacher)]) + "\n")
-    return "\n".join(made)
+    """Interquartile mean, optimality gap and probability of improvement over the shared tasks, with one teacher."""
+    (teacher,) = names(runs, "teacher")
+    aggregates = tables.aggregates(runs, teacher, bootstrap)
+    if not aggregates.rows:
+        return "No task has runs of all agents yet.\n"
+    only = f"Over {', '.join(tables.shared_tasks(runs))}, which all agents have runs of.\n"
+    parts = [markdown(aggregates), only, markdown(tables.improvement(runs, teacher, bootstrap))]
+    return "\n".join([*parts, headline(aggregates, teacher)]) + "\n"
 
 
 def against_random(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> str:
