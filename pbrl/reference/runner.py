@@ -24,6 +24,7 @@ from pbrl.run.checkpoint import CheckpointError
 from pbrl.run.files import unused_name
 from pbrl.run.finished import is_finished
 from pbrl.run.folder import lock
+from pbrl.run.priority import give_way
 from pbrl.run.record import RecordError
 from pbrl.run.settings import ConfigurationError, differences
 from pbrl.run.signals import Stopped, catch_signals
@@ -170,13 +171,8 @@ def begin(run: PlannedRun, results: Results, niceness: int) -> Job | None:
     output = output_file(run)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:  # in a session of its own: Ctrl-C reaches it once, through this program
-        process = subprocess.Popen(
-            ["nice", "-n", str(niceness), *command],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
+    give_way(process.pid, niceness)
     return Job(run, process)
 
 

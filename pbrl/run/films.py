@@ -19,7 +19,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-PLAY = ("nice", sys.executable, "-m", "pbrl.play")  # training has priority
+from pbrl.run.priority import give_way
+
+PLAY = (sys.executable, "-m", "pbrl.play")
+NICENESS = 10  # training has priority
 NO_MORE = 1  # ends the queue; its other items are negative iterations, the smallest (newest) comes first
 GRACE_SECONDS = 5.0  # for a killed process to end
 
@@ -125,6 +128,7 @@ class Films:
                 errors="replace",
                 start_new_session=True,  # Ctrl-C goes to the run alone
             )
+            give_way(process.pid, NICENESS)
             complaint = process.communicate(timeout=self.seconds)[1]
         except OSError as error:
             return str(error)

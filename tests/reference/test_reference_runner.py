@@ -152,6 +152,8 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     started: list[list[str]] = []
 
     class Process:
+        pid = -1  # of no process
+
         def __init__(self, command: list[str], **_: Any) -> None:
             started.append(command)
 
@@ -160,6 +162,17 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(runner.subprocess, "Popen", Process)
     return started
+
+
+def test_runs_give_way_as_they_are_told_to(
+    tmp_path: Path, no_processes: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(runner, "give_way", lambda *how: told.append(how))
+    (planned,) = plan(settings(tmp_path, part()))
+    begin(planned, Results(tmp_path / "results"), niceness=7)
+    assert len(no_processes) == 1
+    assert told == [(-1, 7)]
 
 
 def test_finished_folders_are_added_in_whatever_order_to_the_same_bytes(
