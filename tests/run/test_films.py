@@ -286,3 +286,13 @@ def test_with_opengl_there_are_videos(
     taken = sorted((tmp_path / "run" / "videos").iterdir())
     assert [path.stem for path in taken] == [f"iteration_00000{number}" for number in (0, 4, 7)], said
     assert {path.suffix for path in taken} <= {".mp4", ".gif"}, said
+
+
+def test_filming_gives_way_to_training(run: Path, studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(films, "give_way", lambda _, niceness: told.append(niceness))
+    filming = make(run)
+    filming.film(10, save)
+    filming.finish()
+    assert studio()
+    assert told == [films.NICENESS]
