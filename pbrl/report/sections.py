@@ -179,8 +179,8 @@ def robustness_section(runs: Sequence[RecordedRun], bootstrap: Bootstrap, output
         return page.paragraph("This needs runs with the rational teacher and with another one: oracle=rational,...")
     table = tables.robustness(runs, bootstrap)
     caption = (
-        "An agent's mean score over tasks, divided by its mean score with the rational teacher, on the tasks that it "
-        "has runs of with both."
+        "An agent's mean score over tasks, divided by its mean score with the rational teacher, on the tasks and "
+        "seeds that it has runs of with both. Intervals are of seeds: both runs of a seed begin alike."
     )
     return output.figure("robustness", figures.robustness(table), caption) + output.table(table, show=True)
 

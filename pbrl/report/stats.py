@@ -24,6 +24,7 @@ from scipy import stats
 from pbrl.types import Float64
 
 Benchmark = Sequence[Float64]  # one array per task [..., runs]
+Paired = Sequence[Float64]  # one array per task [2, ..., runs]: two sets of runs with the same seeds, in the same order
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,18 @@ def probability_of_improvement(first: Benchmark, second: Benchmark) -> Float64:
     return np.asarray(np.mean(tasks, axis=0))
 
 
-def relative_score(benchmark: Benchmark, reference: Benchmark) -> Float64:
-    """The mean score over tasks as a share of the reference's on the same tasks."""
-    ours, theirs = (np.mean([task.mean(axis=-1) for task in each], axis=0) for each in (benchmark, reference))
+def relative_score(benchmark: Paired) -> Float64:
+    """The mean score over tasks of the first of two sets of runs, as a share of the second's.
+
+    Runs with the same seed begin alike, so a bootstrap draws both of them or neither.
+    """
+    ours, theirs = np.mean([task.mean(axis=-1) for task in benchmark], axis=0)
     return np.asarray(np.divide(ours, np.where(theirs > 0, theirs, math.nan)))
 
 
 def estimate(
     statistic: Callable[..., Float64],
-    *benchmarks: Benchmark,
+    *benchmarks: Benchmark | Paired,
     resamples: int,
     seed: int,
     bounds: tuple[float, float] = (-math.inf, math.inf),
@@ -76,15 +80,15 @@ def estimate(
     """A statistic of one or more benchmarks with its interval; no interval if some task has only one run."""
     value = statistic(*benchmarks)
     tasks = [task for benchmark in benchmarks for task in benchmark]
-    if min(len(task) for task in tasks) < 2:
+    if min(task.shape[-1] for task in tasks) < 2:
         return Estimate(value, np.full_like(value, math.nan), np.full_like(value, math.nan))
     rng = np.random.default_rng(seed)
-    resampled = statistic(
-        *(
-            [task[rng.integers(len(task), size=(resamples, len(task)))] for task in benchmark]
-            for benchmark in benchmarks
-        )
-    )
+
+    def resample(task: Float64) -> Float64:
+        runs = task.shape[-1]
+        return task[..., rng.integers(runs, size=(resamples, runs))]
+
+    resampled = statistic(*([resample(task) for task in benchmark] for benchmark in benchmarks))
     low, high = np.quantile(resampled, (0.025, 0.975), axis=0)
     low, high = (value + (end - value) * _widening(tasks) for end in (low, high))
     return Estimate(value, np.clip(low, *bounds), np.clip(high, *bounds))
@@ -92,8 +96,8 @@ def estimate(
 
 def _widening(tasks: Sequence[Float64]) -> float:
     """The factor by which an interval must be wider than the bootstrap's, for few runs."""
-    runs = np.array([len(task) for task in tasks])
-    variance = np.array([task.var(ddof=1) for task in tasks])
+    runs = np.array([task.shape[-1] for task in tasks])
+    variance = np.array([task.var(axis=-1, ddof=1).sum() for task in tasks])
     if not variance.any():
         return 1.0  # all runs of a task are equal, and so are all resamples
     freedom = variance.sum() ** 2 / (variance**2 / (runs - 1)).sum()  # by Welch and Satterthwaite

@@ -63,6 +63,14 @@ def scores(runs: Sequence[RecordedRun], tasks: Sequence[str]) -> stats.Benchmark
     return [np.array([run.score for run in select(runs, task=task)]) for task in tasks]
 
 
+def paired_scores(ours: Sequence[RecordedRun], theirs: Sequence[RecordedRun]) -> stats.Paired:
+    """The scores of both [2, seeds], for each task and the seeds that both have of it."""
+    first, second = ({(run.task, run.seed): run.score for run in runs} for runs in (ours, theirs))
+    both = sorted(first.keys() & second.keys())
+    of_task = ([each for each in both if each[0] == task] for task in dict.fromkeys(task for task, _ in both))
+    return [np.array([[scores[each] for each in shared] for scores in (first, second)]) for shared in of_task]
+
+
 def shared_tasks(runs: Sequence[RecordedRun]) -> list[str]:
     """Tasks that every agent has runs of. Statistics over tasks compare agents on these only."""
     agents = names(runs, "agent")
@@ -294,24 +302,19 @@ def improvement(runs: Sequence[RecordedRun], teacher: str, bootstrap: Bootstrap)
 
 
 def robustness(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Table:
-    """Mean scores with each teacher, as a share of the same agent's with the rational one, on shared tasks."""
+    """Mean scores with each teacher, as a share of the same agent's with the rational one, on shared seeds of tasks."""
     teachers = names(runs, "teacher")
     teachers.sort(key=lambda teacher: (teacher != RATIONAL, teacher))
     table = Table("robustness", "Final return relative to the rational teacher", ["agent", *teachers])
     for agent in names(runs, "agent"):
         row = [agent]
         for teacher in teachers:
-            ours, reference = (select(runs, agent=agent, teacher=each) for each in (teacher, RATIONAL))
-            tasks = [task for task in names(ours, "task") if task in names(reference, "task")]
-            if not tasks:
+            scores = paired_scores(*(select(runs, agent=agent, teacher=each) for each in (teacher, RATIONAL)))
+            if not scores:
                 row.append("-")
                 continue
-            if teacher == RATIONAL:
-                estimate = Estimate(*(np.array(1.0) for _ in range(3)))  # by definition
-                row.append("1")
-            else:
-                estimate = bootstrap(stats.relative_score, scores(ours, tasks), scores(reference, tasks))
-                row.append(shown(estimate, 2))
-            table.records.append({"agent": agent, "teacher": teacher, "tasks": len(tasks), **numbers(estimate)})
+            estimate = bootstrap(stats.relative_score, scores)
+            row.append("1" if teacher == RATIONAL else shown(estimate, 2))
+            table.records.append({"agent": agent, "teacher": teacher, "tasks": len(scores), **numbers(estimate)})
         table.rows.append(row)
     return table

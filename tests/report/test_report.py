@@ -19,7 +19,7 @@ from synthetic_runs import write_run
 from pbrl.report.__main__ import main
 from pbrl.report.files import to_latex
 from pbrl.report.runs import find, load
-from pbrl.report.tables import Bootstrap, Table, aggregates, headline, improvement, returns, speed
+from pbrl.report.tables import Bootstrap, Table, aggregates, headline, improvement, returns, robustness, speed
 
 TEACHERS = {"rational": 1.0, "irrational": 0.5}
 HEIGHTS = {("ncrs", "walker_walk"): 800.0, ("ncrs", "cheetah_run"): 600.0, ("zpg", "walker_walk"): 400.0}
@@ -303,3 +303,20 @@ def test_of_two_agents_the_better_one_comes_first(tmp_path: Path) -> None:
     assert [row[:2] for row in table.rows] == [["ncrs", "dpo"], ["ncrs", "zpg"], ["zpg", "dpo"]]
     assert [each["value"] for each in table.records] == pytest.approx([1, 0.5, 0.75])
     assert [(each["agent"], each["over"]) for each in table.records] == [tuple(row[:2]) for row in table.rows]
+
+
+def test_robustness_is_of_the_seeds_that_both_teachers_have(tmp_path: Path) -> None:
+    # Seed 2 alone has runs with both `rational` and `mistake`; `skip` has no seed in common with `rational`.
+    returns = {
+        "rational": {0: 100.0, 1: 300.0, 2: 500.0},
+        "mistake": {2: 150.0, 3: 250.0, 7: 50.0},
+        "skip": {3: 100.0, 4: 300.0},
+    }
+    runs = [
+        load(write_run(tmp_path, [height] * 10, oracle=teacher, seed=seed))
+        for teacher, seeds in returns.items()
+        for seed, height in seeds.items()
+    ]
+    table = robustness(runs, Bootstrap(resamples=50, seed=0))
+    assert table.columns == ["agent", "rational", "mistake", "skip"]
+    assert table.rows == [["ncrs", "1", "0.30 (one seed)", "-"]]

@@ -73,9 +73,18 @@ def test_the_probability_of_improvement_is_the_rank_test_and_both_ways_make_one(
 
 
 def test_a_relative_score_is_a_ratio_of_means_over_tasks() -> None:
-    ours, theirs = [np.array([0.2, 0.4]), np.array([0.6])], [np.array([0.5]), np.array([0.6, 0.8])]
-    assert relative_score(ours, theirs) == pytest.approx((0.3 + 0.6) / (0.5 + 0.7))
-    assert math.isnan(relative_score(ours, [np.zeros(2), np.zeros(2)]))  # there is nothing to compare with
+    pairs = [np.array([[0.2, 0.4], [0.5, 0.3]]), np.array([[0.6], [0.8]])]
+    assert relative_score(pairs) == pytest.approx((0.3 + 0.6) / (0.4 + 0.8))
+    assert math.isnan(relative_score([np.array([[0.2, 0.4], [0.0, 0.0]])]))  # there is nothing to compare with
+
+
+def test_the_interval_of_a_relative_score_is_of_seeds_drawn_together(rng: np.random.Generator) -> None:
+    scores = [rng.uniform(0.1, 1, size=5) for _ in range(2)]
+    half = estimate(relative_score, [np.stack([0.5 * task, task]) for task in scores], **HOW)
+    assert (half.value, half.low, half.high) == pytest.approx((0.5, 0.5, 0.5))  # however much the seeds differ
+    mixed = estimate(relative_score, [np.stack([0.5 * task[::-1], task]) for task in scores], **HOW)
+    assert mixed.value == pytest.approx(0.5)
+    assert mixed.low < 0.5 < mixed.high
 
 
 def test_the_standard_error_is_scipys_over_what_is_there() -> None:

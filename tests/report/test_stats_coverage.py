@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pbrl.report.stats import estimate, interquartile_mean, optimality_gap, probability_of_improvement
+from pbrl.report.stats import estimate, interquartile_mean, optimality_gap, probability_of_improvement, relative_score
 
 Population = Callable[..., np.ndarray]
 TASKS, RUNS = 6, 5
@@ -66,3 +66,28 @@ def test_intervals_cover_whatever_the_scores_look_like(
     population: Population, statistic: Callable[..., np.ndarray], arms: int
 ) -> None:
     assert 0.93 <= coverage(population, statistic, arms, 2000) <= 0.97
+
+
+def paired_coverage(population: Population, runs: int, benchmarks: int) -> float:
+    """The share of simulated benchmarks whose interval of a relative score holds the truth.
+
+    Half of what a seed adds to a score is common to both sets of runs; the first is worth 0.8 of the second.
+    """
+    rng = np.random.default_rng(0)
+
+    def draw(runs: int) -> list[np.ndarray]:
+        seeds, first, second = (population(rng, (TASKS, runs)) for _ in range(3))
+        return list(np.stack([0.8 * (seeds + first) / 2, (seeds + second) / 2], axis=1))
+
+    held = 0
+    for _ in range(benchmarks):
+        found = estimate(relative_score, draw(runs), resamples=1000, seed=0)
+        held += bool(found.low <= 0.8 <= found.high)
+    return held / benchmarks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("population", [normal, unequal, skewed, failing])
+@pytest.mark.parametrize("runs", [3, 5])
+def test_intervals_of_relative_scores_cover(population: Population, runs: int) -> None:
+    assert 0.93 <= paired_coverage(population, runs, 2000) <= 0.98
