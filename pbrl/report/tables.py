@@ -313,8 +313,12 @@ def robustness(runs: Sequence[RecordedRun], bootstrap: Bootstrap) -> Table:
             if not scores:
                 row.append("-")
                 continue
-            estimate = bootstrap(stats.relative_score, scores)
-            row.append("1" if teacher == RATIONAL else shown(estimate, 2))
+            if teacher == RATIONAL:
+                estimate = Estimate(*(np.array(1.0) for _ in range(3)))  # by definition, even where it is not positive
+                row.append("1")
+            else:
+                estimate = bootstrap(stats.relative_score, scores)
+                row.append(shown(estimate, 2))
             table.records.append({"agent": agent, "teacher": teacher, "tasks": len(scores), **numbers(estimate)})
         table.rows.append(row)
     return table
