@@ -1,12 +1,14 @@
 """Statistics of a benchmark from few runs: Agarwal et al. 2021, Deep RL at the Edge of the Statistical Precipice.
 
 A benchmark is one array of scores per task, runs along the last axis; scores are returns divided by the task's
-maximum. Statistics broadcast over leading axes, which is how a bootstrap computes all of its resamples at once.
+maximum. Every task counts the same, however many runs it has. Statistics broadcast over leading axes, which is how a
+bootstrap computes all of its resamples at once.
 
 Intervals are 95 % percentile intervals of a bootstrap stratified by task, widened about the estimate for few runs.
 Resampling n runs of a task shows only (n - 1) / n of their variance, and a normal quantile ignores that few runs
 estimate the variance badly: with five runs on six tasks, plain percentile intervals contain the truth in 88 to 93 of
-100 benchmarks. Widening by sqrt(N / (N - T)) t / z, for N runs of T tasks, makes the interval of a mean Student's.
+100 benchmarks. Widening by sqrt(n / (n - 1)) t / z, for n runs of each task, makes the interval of a mean Student's;
+where tasks have unequal numbers of runs, the factor is that of the mean over tasks, by Welch and Satterthwaite.
 Hesterberg (2015, What Teachers Should Know About the Bootstrap) makes the same correction in the percentiles' levels,
 but such intervals cannot leave the range of the sample: too narrow for one task of five runs.
 The measured coverage is in docs/report.md; tests/report/test_stats_coverage.py measures it again.
@@ -38,18 +40,26 @@ class Estimate:
 
 def interquartile_mean(benchmark: Benchmark) -> Float64:
     """Mean of the middle half of all runs of all tasks."""
-    return np.asarray(stats.trim_mean(_pooled(benchmark), 0.25, axis=-1))
+    scores = np.concatenate(benchmark, axis=-1)
+    counts = [task.shape[-1] for task in benchmark]
+    if len(set(counts)) == 1:
+        return np.asarray(stats.trim_mean(scores, 0.25, axis=-1))
+    weights = np.concatenate([np.full(count, 1 / (count * len(counts))) for count in counts])
+    order = scores.argsort(axis=-1)
+    below = np.cumsum(weights[order], axis=-1)  # what weighs as much or less, from 0 to 1
+    middle = np.clip(below, 0.25, 0.75) - np.clip(below - weights[order], 0.25, 0.75)
+    return np.asarray(2 * (middle * np.take_along_axis(scores, order, axis=-1)).sum(axis=-1))
 
 
 def optimality_gap(benchmark: Benchmark) -> Float64:
     """How far runs stay below the maximum on average; runs above the maximum do not make up for others."""
-    return np.asarray(1.0 - np.minimum(_pooled(benchmark), 1.0).mean(axis=-1))
+    return np.asarray(1.0 - np.mean([np.minimum(task, 1.0).mean(axis=-1) for task in benchmark], axis=0))
 
 
 def profile(benchmark: Benchmark, thresholds: Float64) -> Float64:
     """The share of all runs that score more than each threshold [..., thresholds]."""
-    scores = _pooled(benchmark)
-    return np.stack([(scores > threshold).mean(axis=-1) for threshold in thresholds], axis=-1)
+    shares = [[(task > threshold).mean(axis=-1) for threshold in thresholds] for task in benchmark]
+    return np.asarray(np.stack(np.mean(shares, axis=0), axis=-1))
 
 
 def probability_of_improvement(first: Benchmark, second: Benchmark) -> Float64:
@@ -97,11 +107,11 @@ def estimate(
 def _widening(tasks: Sequence[Float64]) -> float:
     """The factor by which an interval must be wider than the bootstrap's, for few runs."""
     runs = np.array([task.shape[-1] for task in tasks])
-    variance = np.array([task.var(axis=-1, ddof=1).sum() for task in tasks])
+    variance = np.array([task.var(axis=-1, ddof=1).sum() for task in tasks]) / runs  # of each task's mean
     if not variance.any():
         return 1.0  # all runs of a task are equal, and so are all resamples
     freedom = variance.sum() ** 2 / (variance**2 / (runs - 1)).sum()  # by Welch and Satterthwaite
-    unseen = runs.sum() / (runs.sum() - len(runs))
+    unseen = variance.sum() / (variance * (runs - 1) / runs).sum()
     return math.sqrt(unseen) * float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))
 
 
@@ -120,7 +130,3 @@ def margin_of_mean(values: Float64) -> Float64:
     count = np.isfinite(values).sum(axis=0)
     quantile = stats.t.ppf(0.975, np.maximum(count - 1, 1))
     return np.asarray(quantile * standard_error(values))
-
-
-def _pooled(benchmark: Benchmark) -> Float64:
-    return np.concatenate(benchmark, axis=-1)

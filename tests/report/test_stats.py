@@ -34,8 +34,24 @@ def test_the_interquartile_mean_is_of_the_middle_half() -> None:
 
 
 def test_the_interquartile_mean_is_scipys_trimmed_mean_of_all_runs(rng: np.random.Generator) -> None:
-    tasks = [rng.random(5), rng.random(3), rng.random(4)]  # also where tasks have unequal numbers of runs
+    tasks = [rng.random(5), rng.random(5), rng.random(5)]
     assert interquartile_mean(tasks) == stats.trim_mean(np.concatenate(tasks), 0.25)
+
+
+def test_every_task_counts_the_same_however_many_runs_it_has() -> None:
+    tasks = [np.array([1.0, 0.0]), np.array([2.0] * 6)]  # by weight: 0 in the lowest quarter, 1 in the next, then 2
+    assert interquartile_mean(tasks) == pytest.approx((1 + 2) / 2)
+    assert optimality_gap([task / 2 for task in tasks]) == pytest.approx((0.75 + 0) / 2)
+    np.testing.assert_allclose(profile(tasks, np.array([0.0, 1.5])), [(0.5 + 1) / 2, (0 + 1) / 2])
+
+
+@given(SCORES)
+def test_repeating_the_runs_of_one_task_changes_no_statistic(scores: np.ndarray) -> None:
+    once, often = list(scores), [np.tile(scores[0], 3), *scores[1:]]
+    for statistic in (interquartile_mean, optimality_gap, lambda tasks: profile(tasks, np.linspace(0, 1, 5))):
+        np.testing.assert_allclose(statistic(often), statistic(once), atol=1e-12)
+    both = [np.stack([task, task[::-1]]) for task in often]  # as a bootstrap computes it
+    np.testing.assert_allclose(interquartile_mean(both), [interquartile_mean(once)] * 2, atol=1e-12)
 
 
 def test_the_optimality_gap_does_not_reward_what_exceeds_the_maximum() -> None:
@@ -105,6 +121,15 @@ def test_a_widened_interval_of_a_mean_is_students(rng: np.random.Generator) -> N
     found = estimate(lambda tasks: tasks[0].mean(axis=-1), [scores], resamples=100_000, seed=0)
     expected = stats.t.interval(0.95, 39, scores.mean(), stats.sem(scores))
     assert (found.low, found.high) == pytest.approx(expected, abs=0.02)
+
+
+def test_a_widened_interval_of_a_mean_over_tasks_with_unequal_runs_is_welchs(rng: np.random.Generator) -> None:
+    tasks = [rng.normal(size=30), 3 * rng.normal(size=60)]
+    found = estimate(
+        lambda drawn: np.mean([task.mean(axis=-1) for task in drawn], axis=0), tasks, resamples=100_000, seed=0
+    )
+    welch = stats.ttest_ind(tasks[0], -tasks[1], equal_var=False).confidence_interval()  # of the difference: the sum
+    assert (found.low, found.high) == pytest.approx((welch.low / 2, welch.high / 2), abs=0.02)
 
 
 @settings(max_examples=20)

@@ -39,14 +39,20 @@ def failing(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
     return np.where(rng.random(size) < 0.7, rng.beta(40 * middle, 40 * (1 - middle), size), rng.beta(3, 30, size))
 
 
-def coverage(population: Population, statistic: Callable[..., np.ndarray], arms: int, benchmarks: int) -> float:
-    """The share of simulated benchmarks whose interval holds the truth; a second arm is 0.05 better."""
+def coverage(
+    population: Population, statistic: Callable[..., np.ndarray], arms: int, benchmarks: int, more: int = 0
+) -> float:
+    """The share of simulated benchmarks whose interval holds the truth; a second arm is 0.05 better.
+
+    more: that many further runs of every other task.
+    """
     rng = np.random.default_rng(0)
     shifts = [0.05 * arm for arm in reversed(range(arms))]
     truth = statistic(*(list(population(rng, (TASKS, MANY)) + shift) for shift in shifts))
     held = 0
     for _ in range(benchmarks):
-        drawn = [list(population(rng, (TASKS, RUNS)) + shift) for shift in shifts]
+        whole = [population(rng, (TASKS, RUNS + more)) + shift for shift in shifts]
+        drawn = [[task[: RUNS + more * (t % 2)] for t, task in enumerate(each)] for each in whole]
         found = estimate(statistic, *drawn, resamples=1000, seed=0)
         held += bool(found.low <= truth <= found.high)
     return held / benchmarks
@@ -66,6 +72,15 @@ def test_intervals_cover_whatever_the_scores_look_like(
     population: Population, statistic: Callable[..., np.ndarray], arms: int
 ) -> None:
     assert 0.93 <= coverage(population, statistic, arms, 2000) <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("population", [normal, unequal, skewed, failing])
+@pytest.mark.parametrize(("statistic", "arms"), STATISTICS)
+def test_intervals_cover_where_tasks_have_unequal_numbers_of_runs(
+    population: Population, statistic: Callable[..., np.ndarray], arms: int
+) -> None:
+    assert 0.93 <= coverage(population, statistic, arms, 2000, more=5) <= 0.98
 
 
 def paired_coverage(population: Population, runs: int, benchmarks: int) -> float:
