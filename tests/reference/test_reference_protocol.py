@@ -49,7 +49,7 @@ def test_what_cannot_be_planned_is_said(changes: dict, more: dict, message: str,
 def test_all_names_in_our_protocols_are_there() -> None:
     ours = read_settings([])
     in_order = list(dict.fromkeys(each["protocol"] for each in ours["parts"]))
-    reasons = ["no_myopia", "common_start", "true_reward", "no_errors"]
+    reasons = ["no_myopia", "common_start", "true_reward", "graded_confidence"]
     assert in_order == ["short", "full", "teachers", *reasons, "everyone", "bpref"]
     for each in ours["parts"]:
         for key, group in (("agents", "agent"), ("tasks", "env"), ("teachers", "oracle")):
