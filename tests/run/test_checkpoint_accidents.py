@@ -236,7 +236,7 @@ from pbrl.run.checkpoint import load, save
 folder = Path(sys.argv[1])
 draw = random.Random(0)
 interrupted = 0
-for _ in range(20):
+for kill in range(20):
     found = load(folder)
     start = 0 if found is None else found[0]
     reader, writer = os.pipe()
@@ -249,6 +249,10 @@ for _ in range(20):
     os.close(writer)
     said = os.read(reader, 100)  # it is at work
     time.sleep(draw.uniform(0, 0.1))
+    if kill % 2:  # a random moment is rarely in the middle of a save where disks are fast
+        deadline = time.monotonic() + 10
+        while not any(path.suffix for path in folder.iterdir()) and time.monotonic() < deadline:
+            pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while more := os.read(reader, 100000):
