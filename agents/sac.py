@@ -240,6 +240,14 @@ def random_actions(policy: SquashedGaussianPolicy) -> Float32:
 
 
 def _step(adam: torch.optim.Adam, parameters: torch.Tensor, gradient: torch.Tensor) -> None:
-    """One step of Adam."""
+    """One step of Adam.
+
+    Weights behind a unit that is never active get no gradient, and their moments fade to numbers below 1e-38, with
+    which processors are slow. They are taken for 0: beside Adam's epsilon they move no weight.
+    """
     parameters.grad = gradient
-    adam.step()
+    torch.set_flush_denormal(True)  # of this thread
+    try:
+        adam.step()
+    finally:
+        torch.set_flush_denormal(False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import agents.replay
 from agents.replay import Batch, Replay
-from agents.sac import SAC, random_actions
+from agents.sac import SAC, _step, random_actions
 from pbrl.policy import SquashedGaussianPolicy
 from pbrl.run import checkpoint
 from tests.agents.toy import ACT, OBS, STEPS, StubBudget, behaviour
@@ -174,6 +174,19 @@ def test_new_critics_leave_actor_and_temperature_alone():
     before = [each.detach().clone() for each in sac.Q]
     sac.update(batch)  # the new optimiser has the new critics
     assert all((one != two).any() for one, two in zip(sac.Q, before, strict=True))
+
+
+def test_moments_of_weights_that_get_no_gradient_become_zero_in_place_of_slow_tiny_numbers():
+    weights = torch.ones(3, requires_grad=True)
+    adam = torch.optim.Adam([weights], lr=1e-3, fused=True)
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pool.submit(_step, adam, weights, torch.ones(3)).result()
+        for _ in range(1000):  # 0.9^1000 is 1e-46, below the least float32 of full precision, 1e-38
+            pool.submit(_step, adam, weights, torch.tensor([0.0, 0.0, 1e-6])).result()
+        assert pool.submit(lambda: float(torch.tensor(1e-30) * 1e-9)).result() > 0  # but for Adam, they are there
+    faded, _, kept = adam.state[weights]["exp_avg"].tolist()
+    assert faded == 0
+    assert kept == pytest.approx(1e-6, rel=1e-4)
 
 
 def test_saved_and_loaded_it_goes_on_the_same():
