@@ -50,6 +50,9 @@ Made by `python -m pbrl.reference write` from the files beside it: nothing is ty
 `python -m pbrl.reference run` makes the runs that are missing and adds them; `python -m pbrl.report runs/ --reference`
 draws your own runs beside these. The protocols are in [conf/reference.yaml](../conf/reference.yaml). What makes some
 tasks harder than others is in [docs/starts.md](../docs/starts.md).
+
+A run's command repeats it bit for bit on a processor of the same kind; on another the last bits of some sums differ,
+and then runs part.
 """
 UNTRIED = "The same over the tasks on which nothing was tried while the defaults of our own agents were chosen."
 INTERPOLATED = "Between two evaluations a return is on the line through them. The yardstick's mean counts as known."

@@ -1,4 +1,7 @@
-"""The versions that a run was made with: `versions.json` in its folder, one entry for each time they changed."""
+"""The versions that a run was made with: `versions.json` in its folder, one entry for each time they changed.
+
+The processor is among them: NumPy and its linear algebra choose instructions by it, and so the last bits of a result.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from llvmlite.binding import get_host_cpu_name
+
 from pbrl.run.files import write_atomically
 
 FILE = "versions.json"
@@ -15,8 +20,8 @@ PACKAGES = ("pbrl", "numpy", "scipy", "torch", "mujoco", "dm_control", "numba", 
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that numbers depend on, and the commit if pbrl runs from its repository."""
-    found = {"python": platform.python_version()}
+    """What numbers depend on: versions, the kind of processor, and the commit if pbrl runs from its repository."""
+    found = {"python": platform.python_version(), "processor": get_host_cpu_name()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

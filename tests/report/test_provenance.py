@@ -187,7 +187,7 @@ def test_versions_are_noted_once_for_each_change(tmp_path: Path, monkeypatch: py
     note_versions(tmp_path)
     noted = json.loads((tmp_path / "versions.json").read_text())
     assert len(noted) == 1
-    assert {"python", "numpy", "torch", "mujoco", "dm_control", "commit"} <= noted[0].keys()
+    assert {"python", "processor", "numpy", "torch", "mujoco", "dm_control", "commit"} <= noted[0].keys()
     monkeypatch.setattr("pbrl.run.versions.versions", lambda: {**noted[0], "numpy": "9.9"})
     monkeypatch.setattr("pbrl.report.provenance.versions", lambda: {**noted[0], "numpy": "9.9"})
     note_versions(tmp_path)
@@ -197,6 +197,14 @@ def test_versions_are_noted_once_for_each_change(tmp_path: Path, monkeypatch: py
     ]
     (line,) = [line for line in compare_versions([tmp_path, tmp_path / "nothing"]) if line.startswith("numpy")]
     assert line == f"numpy 9.9; runs: {noted[0]['numpy']} (1), 9.9 (1), not noted (1)"
+
+
+def test_going_on_with_another_kind_of_processor_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for processor in ("znver3", "znver3", "znver5"):
+        monkeypatch.setattr("pbrl.run.versions.get_host_cpu_name", lambda processor=processor: processor)
+        note_versions(tmp_path)
+    noted = json.loads((tmp_path / "versions.json").read_text())
+    assert [entry["processor"] for entry in noted] == ["znver3", "znver5"]
 
 
 def test_damaged_notes_of_versions_are_replaced(tmp_path: Path) -> None:
