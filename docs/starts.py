@@ -83,8 +83,13 @@ def first_and_last(run: str) -> Float64:
 
 
 def seen_gains(run: Path) -> tuple[Float64, Float64]:
-    """The mean gap of each iteration's pairs where the step was taken, and the standard errors of all such means."""
+    """The mean gap of each iteration's pairs where the step was taken, and the standard errors of all such means.
+
+    Both are empty if the agent does not decide about one step in each iteration.
+    """
     taken = np.array([row.get("accepted", np.nan) for row in record.read(run / "metrics.jsonl")])
+    if not np.isin(taken, (0, 1)).all():
+        return np.empty(0), np.empty(0)
     asked = preference_log.read(run / "preferences", ["first_sum", "second_sum"])
     gaps = (asked["second_sum"].to_numpy() - asked["first_sum"].to_numpy()).reshape(len(taken), -1)
     return gaps[taken == 1].mean(axis=1), gaps.std(axis=1, ddof=1) / np.sqrt(gaps.shape[1])
