@@ -81,9 +81,14 @@ class ShippedRun:
 
     @property
     def seconds_per_iteration(self) -> float:
-        """What an iteration takes on average. One that took ten times the median was paused, and counts as that."""
-        taken = np.diff(self.recorded.metrics["seconds"], prepend=0.0)
-        return float(np.minimum(taken, PAUSED * np.median(taken)).mean())
+        """What an iteration takes on average."""
+        return seconds_per_iteration(self.recorded)
+
+
+def seconds_per_iteration(run: RecordedRun) -> float:
+    """What an iteration takes on average. One that took ten times the median was paused, and counts as that."""
+    taken = np.diff(run.metrics["seconds"], prepend=0.0)
+    return float(np.minimum(taken, PAUSED * np.median(taken)).mean())
 
 
 def files(folder: Path) -> list[Path]:

@@ -284,6 +284,16 @@ def test_the_time_left_is_reckoned_from_the_fastest_runs(tmp_path: Path) -> None
     assert hours(runs, finished[::-1], workers=1) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
+def test_without_a_finished_run_the_time_left_is_reckoned_from_one_that_is_under_way(tmp_path: Path) -> None:
+    runs = plan(settings(tmp_path, part(agents=["random", "ncrs", "zpg"], overrides=[], iterations=100)))
+    dear = SimpleNamespace(name=("walker_walk", "zpg", "rational", 0), seconds_per_iteration=50.0)
+    write_planned(runs[0], [1.0, 2.0], tmp_path / "made")  # 3 seconds an iteration, 98 left
+    # The others have the median of what is known on this task, which is the first run's pace.
+    assert hours(runs, [dear], workers=1) == pytest.approx((98 + 100 + 100) * 3 / 3600)  # type: ignore[list-item]
+    dear.name = ("pendulum_swingup", "random", "rational", 1)  # a finished run of the same agent
+    assert hours(runs[:1], [dear], workers=1) == pytest.approx(98 * 50 / 3600)  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
