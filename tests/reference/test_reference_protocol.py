@@ -50,7 +50,7 @@ def test_all_names_in_our_protocols_are_there() -> None:
     ours = read_settings([])
     in_order = list(dict.fromkeys(each["protocol"] for each in ours["parts"]))
     reasons = ["no_myopia", "common_start", "true_reward", "graded_confidence"]
-    assert in_order == ["short", "full", "teachers", *reasons, "everyone", "bpref"]
+    assert in_order == ["short", "full", "teachers", *reasons, "everyone", "bpref", "new_agents"]
     for each in ours["parts"]:
         for key, group in (("agents", "agent"), ("tasks", "env"), ("teachers", "oracle")):
             assert {*each[key]} <= {*choices(group)}
