@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pbrl.report import stats
-from pbrl.report.runs import RecordedRun
+from pbrl.report.runs import YARDSTICK, RecordedRun
 from pbrl.report.tables import Bootstrap, Table, names, scores, select, shared_tasks
 from pbrl.report.text import digest
 
@@ -25,8 +25,16 @@ Looks = Mapping[str, Mapping[str, Any]]  # by agent
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that is invisible on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 DASHES = ["-", "--", "-."]
-# These agents have the same colour in every report.
+LOOKS = [(colour, dash) for dash in DASHES for colour in COLOURS]
+# The suite's own agents: no two look the same, and as few as can be of one figure share a colour.
 OWN_COLOURS = {"ncrs": 0, "zpg": 1, "dpo": 2, "ppo_rlhf": 3, "ncrs_single": 4, "pes": 5, "random": 6}
+OWN_LOOKS = {name: LOOKS[i] for name, i in OWN_COLOURS.items()} | {
+    "ncrs_adaptive": (COLOURS[0], "-."),
+    "prefppo": (COLOURS[3], "-."),
+    "pebble": (COLOURS[4], "-."),
+    f"sac_true{YARDSTICK}": (COLOURS[6], "-."),
+    f"ppo_true{YARDSTICK}": (COLOURS[1], "-."),
+}
 REFERENCE = " (reference)"  # after the name of an agent of the reference: its colour, dashed
 WARNING = "#B03A00"
 THRESHOLDS = np.linspace(0.0, 1.0, 101)
@@ -66,15 +74,14 @@ def styles(agents: Sequence[str]) -> Looks:
 
     Only if two names choose the same look, or there are more agents than looks, does it depend on the others.
     """
-    every = [(colour, dash) for dash in DASHES for colour in COLOURS]
-    others = [look for i, look in enumerate(every) if i not in OWN_COLOURS.values()]
-    taken: dict[str, tuple[str, str]] = {name: every[i] for name, i in OWN_COLOURS.items() if name in agents}
-    dashed = {f"{name}{REFERENCE}": every[len(COLOURS) + i] for name, i in OWN_COLOURS.items()}
+    others = [look for look in LOOKS if look not in OWN_LOOKS.values()]
+    taken = {name: look for name, look in OWN_LOOKS.items() if name in agents}
+    dashed = {f"{name}{REFERENCE}": LOOKS[len(COLOURS) + i] for name, i in OWN_COLOURS.items()}
     taken |= {name: look for name, look in dashed.items() if name in agents}
     for agent in sorted({*agents} - {*taken}):
         first = int(digest(agent), 16) % len(others)
         order = others[first:] + others[:first]
-        free = [look for look in [*order, *every] if look not in taken.values()]
+        free = [look for look in [*order, *LOOKS] if look not in taken.values()]
         taken[agent] = free[0] if free else order[0]
     return {agent: {"color": taken[agent][0], "linestyle": taken[agent][1]} for agent in agents}
 

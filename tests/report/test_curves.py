@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from synthetic_runs import write_run
 
 from pbrl.report.curves import AXES, _tick, curve, draw_curves
-from pbrl.report.figures import COLOURS, styles
+from pbrl.report.figures import COLOURS, OWN_LOOKS, styles
 from pbrl.report.ledger import unequal_budgets, unequal_lengths
-from pbrl.report.runs import load
+from pbrl.report.runs import YARDSTICK, load
 
 
 def test_a_curve_is_the_mean_over_seeds_with_its_95_percent_interval(tmp_path: Path) -> None:
@@ -138,6 +138,15 @@ def test_large_numbers_are_short_on_an_axis() -> None:
 def test_an_agent_has_the_same_colour_in_every_report() -> None:
     alone = {name: styles([name])[name] for name in ("ncrs", "zpg", "dpo", "ppo_rlhf", "random", "mine", "pebble")}
     assert styles(list(alone)) == alone
+
+
+def test_the_suites_own_agents_look_different_and_the_same_in_every_report() -> None:
+    agents = [*OWN_LOOKS]
+    looks = styles(agents)
+    assert len({tuple(look.values()) for look in looks.values()}) == len(agents)
+    assert {name: styles(["another", name])[name] for name in agents} == looks
+    with_yardsticks = [f"sac_true{YARDSTICK}", f"ppo_true{YARDSTICK}", "pebble", "ppo_rlhf"]  # of one figure
+    assert len({looks[name]["color"] for name in with_yardsticks}) == 4
 
 
 def test_every_agent_looks_different() -> None:
