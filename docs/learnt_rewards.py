@@ -19,7 +19,7 @@ from agents.reward_model import RewardModel
 from pbrl.run import checkpoint
 from pbrl.run.folder import read_settings
 from pbrl.run.saved import load
-from pbrl.run.settings import build
+from pbrl.run.settings import ConfigurationError, build
 from pbrl.simulation.simulator import Simulator
 from pbrl.threads import workers
 
@@ -29,9 +29,11 @@ SEED, STARTS = 910, 8
 def reward_model(run: Path, simulator: Simulator) -> RewardModel:
     """As the run has left it."""
     found = checkpoint.load(run / "checkpoint")
-    assert found is not None
+    settings = read_settings(run)["agent"]
+    if found is None or "reward_model" not in settings:
+        raise SystemExit(f"{run} has no learnt reward: name a run of pebble, prefppo or ppo_rlhf that has a checkpoint")
     rng, sizes = np.random.default_rng(SEED), {"obs_size": simulator.obs_size, "act_size": simulator.act_size}
-    model: RewardModel = build(read_settings(run)["agent"]["reward_model"])(rng=rng, **sizes)
+    model: RewardModel = build(settings["reward_model"])(rng=rng, **sizes)
     model.load_state_dict(found[1]["agent"]["reward_model"])
     return model
 
@@ -43,6 +45,8 @@ def main(run: str, *others: str) -> None:
     print("| policy of | true return | learnt return | correlation, step by step |\n|---|--:|--:|--:|")
     for each in others:
         saved, arms, keep = load(each), np.zeros(STARTS, np.int64), ("observations", "actions")
+        if saved.task != simulator.task:
+            raise SystemExit(f"{each} is of {saved.task}, and the reward of {simulator.task}")
         how = {"iteration": 0, "mean_actions": True, "keep": keep}
         seen = simulator.collect(saved.policy, saved.parameters[None], arms, **how)
         as_float32 = {name: np.asarray(getattr(seen, name), np.float32) for name in keep}
@@ -56,4 +60,7 @@ def main(run: str, *others: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (ConfigurationError, checkpoint.CheckpointError) as error:
+        raise SystemExit(f"docs/learnt_rewards.py: {error}") from None

@@ -45,7 +45,7 @@ def pace_so_far(run: PlannedRun) -> float | None:
     """Seconds an iteration of a run that is not finished; None where its folder has none."""
     try:
         return seconds_per_iteration(load(run.folder))
-    except NotARunError:
+    except (NotARunError, OSError):  # it may be moved aside at this moment
         return None
 
 
